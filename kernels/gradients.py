@@ -14,14 +14,16 @@ from fastqt.kernels.plan import planned
 BIASES_AT_ONCE = 128  # of a program
 
 
+# A first step compiles this once: what differs between the two sides of a problem is no constant.
 @planned
-@triton.jit
-def query_gradient_kernel(
-    queries,
-    candidates,
+@triton.jit(do_not_specialize=["of_columns", "factor_stride", "targets", "first_row"])
+def gradient_kernel(
+    embeddings,  # (rows, D): of the side whose gradients these are
+    opposites,  # of the other side
     scale,
-    product,  # (rows, product_width): E G; float32, or the memory of the queries' gradients
-    row_factors,  # (N,) float64
+    product,  # (rows, product_width): float32, or the memory of the gradients
+    factors,  # float64: what rows of the product are multiplied by, with the next
+    factor,
     weight_norm,  # () float64
     target_starts,
     target_columns,
@@ -30,92 +32,113 @@ def query_gradient_kernel(
     partners,
     row_negative_norms,
     row_negative_coefficients,
-    query_gradient,  # (N, D)
+    gradient,  # (rows, D)
     weighted_queries,  # (rows, product_width), of which nothing is written beyond D
     row_negative_gradient,  # (N, D)
     scale_gradient,  # (N,) float32
     mix,
     prob_scale,
+    of_columns,  # 1: the gradients are those of candidates or negatives; 0: of queries
+    factor_stride,
+    K,
+    targets,
+    first_row,
     width,
     product_width,
-    first_row,
-    query_row_stride,
-    query_stride,
-    candidate_row_stride,
-    candidate_stride,
+    row_stride,
+    stride,
+    opposite_row_stride,
+    opposite_stride,
     row_negative_row_stride,
     row_negative_stride,
-    QUERIES: tl.constexpr,
+    GRADIENT: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    TARGETS: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     ROW_NEGATIVE_GRADIENT: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
-    query_inverse_norms=None,  # (N,) float32, given with the following: scores are cosines
-    candidate_inverse_norms=None,  # (M,) float32
+    target_places=None,  # int64, of lists by columns: the targets' places in the order of rows
+    offsets=None,  # (K,) int64, of a band, whose targets are not listed by columns
+    inverse_norms=None,  # (rows,) float32, given with the following: scores are cosines
+    opposite_inverse_norms=None,
 ):
-    """One row per program: its gradient, and the weighted query that the candidates' product takes.
+    """One row of one side per program: its gradient, and of a query what the candidates' product takes.
 
-    The gradient is dF_i = s (factor (E G)_i + sum over exact cells of c g). The weighted query is
-    prob_scale * factor / weight_norm * f_i. The division makes it about as large as f_i whatever the weights
-    are, so that it fits the dtype of the queries.
+    The gradient of a query is dF_i = s (factor (E G)_i + sum over exact cells of c g), that of a candidate
+    dG_j = s (weight_norm / prob_scale (Eᵀ F)_j + sum over its targets of c f), F weighted. The weighted query
+    is prob_scale * factor / weight_norm * f_i. The division makes it about as large as f_i whatever the
+    weights are, so that it fits the dtype of the queries. Row negatives, weighted queries and the scale's
+    gradient belong to queries: a launch of columns may be given the latter two, and leaves them alone.
 
     With inverse norms a_i and b_j, E G is that of E times b_j, and factor and c are multiplied by a_i and by
-    a_i b_j. What this gives, y_i, lacks the derivative of the norm: dF_i = y_i - a_i^2 <f_i, y_i> f_i. The
-    inner product needs all of y_i, which is kept in `product` meanwhile.
+    a_i b_j. Eᵀ F holds both. What this gives, y_i, lacks the derivative of the norm:
+    dF_i = y_i - a_i^2 <f_i, y_i> f_i. The inner product needs all of y_i, which is kept in `product`
+    meanwhile.
     """
     # Offsets within a row have 64 bits: the rows of a transposed matrix are as long as the matrix.
-    query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
+    stride, opposite_stride = tl.cast(stride, tl.int64), tl.cast(opposite_stride, tl.int64)
     row_negative_stride = tl.cast(row_negative_stride, tl.int64)
 
+    width_of_queries = width * (1 - of_columns)  # 0 where rows are read and written that only queries have
     at_row = tl.program_id(0).to(tl.int64)
     i = first_row + at_row
     s = tl.load(scale)
-    factor64 = tl.load(row_factors + i)
+    factor64 = tl.load(factors + i * factor_stride) * factor
 
     norm = 1.0
-    if query_inverse_norms is not None:
-        norm = tl.load(query_inverse_norms + i)
-        factor64 *= norm
-    factor = factor64.to(tl.float32)
-    query_weight = (prob_scale * (factor64 / tl.load(weight_norm))).to(tl.float32)
+    if inverse_norms is not None:
+        norm = tl.load(inverse_norms + i)
+        if of_columns == 0:
+            factor64 *= norm
+    if WEIGHTED:
+        query_weight = (prob_scale * (factor64 / tl.load(weight_norm))).to(tl.float32)
+    of_product = factor64.to(tl.float32)
 
-    first, last = tl.load(target_starts + i), tl.load(target_starts + i + 1)
+    if TARGETS:
+        by_row = target_starts, target_places, offsets, K, of_columns
+        first, count = targets_of_row(i, by_row)
+
     # Sums over a row stay in lanes until its end: a reduction at each step would wait for all threads.
-    by_scale = tl.zeros((BLOCK,), dtype=tl.float32)
+    along = tl.zeros((BLOCK,), dtype=tl.float32)
     by_row_negative = tl.zeros((BLOCK,), dtype=tl.float32)
 
     for start in range(0, width, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < width
-        f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0).to(tl.float32)
+
+        if WEIGHTED or SCALE or ROW_NEGATIVE_GRADIENT or inverse_norms is not None:
+            read = d < (width_of_queries if inverse_norms is None else width)
+            f = tl.load(embeddings + i * row_stride + d * stride, mask=read, other=0.0).to(tl.float32)
 
         if WEIGHTED:
             at = weighted_queries + at_row * product_width + d
-            tl.store(at, (query_weight * f).to(weighted_queries.dtype.element_ty), mask=inside)
+            weighted = (query_weight * f).to(weighted_queries.dtype.element_ty)
+            tl.store(at, weighted, mask=d < width_of_queries)
 
         if ROW_NEGATIVE != NO_ROW_NEGATIVE:
             c = tl.load(row_negative_coefficients + i) * norm
         if ROW_NEGATIVE_GRADIENT:
-            if query_inverse_norms is None:
+            if inverse_norms is None:
                 at = row_negative_gradient + i * width + d
                 tl.store(at, (s * c * f).to(row_negative_gradient.dtype.element_ty), mask=inside)
             else:
                 r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
                 by_row_negative += f * tl.load(r, mask=inside, other=0.0).to(tl.float32)
 
-        if QUERIES or SCALE:
-            of_columns = tl.load(product + at_row * product_width + d, mask=inside, other=0.0)
-            gradient = factor * of_columns.to(tl.float32)
+        if GRADIENT or SCALE:
+            of_opposites = tl.load(product + at_row * product_width + d, mask=inside, other=0.0)
+            y = of_product * of_opposites.to(tl.float32)
 
-            for t in range(first, last):
-                column = tl.load(target_columns + t)
-                if column >= 0:
-                    g = candidates + column * candidate_row_stride + d * candidate_stride
-                    coefficient = tl.load(target_coefficients + t)
-                    if candidate_inverse_norms is not None:
-                        coefficient *= norm * tl.load(candidate_inverse_norms + column)
-                    gradient += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
+            if TARGETS:
+                for k in range(first, first + count):
+                    t, opposite = target_of_row(i, k, target_columns, targets, by_row)
+                    if opposite >= 0:
+                        g = opposites + opposite * opposite_row_stride + d * opposite_stride
+                        coefficient = tl.load(target_coefficients + t)
+                        if inverse_norms is not None:
+                            coefficient *= norm * tl.load(opposite_inverse_norms + opposite)
+                        y += coefficient * tl.load(g, mask=inside, other=0.0).to(tl.float32)
 
             if ROW_NEGATIVE != NO_ROW_NEGATIVE:
                 r = row_negative_part(
@@ -128,32 +151,34 @@ def query_gradient_kernel(
                     row_negative_row_stride,
                     row_negative_stride,
                     ROW_NEGATIVE,
-                    candidate_inverse_norms,
+                    opposite_inverse_norms,
                 )
-                gradient += c / tl.load(row_negative_norms + i) * r
+                y += c / tl.load(row_negative_norms + i) * r
 
             # The derivative by the scale is the inner product of a query and its gradient, which is in
             # registers.
-            by_scale += f * gradient
-            if QUERIES and query_inverse_norms is not None:
-                tl.store(product + at_row * product_width + d, gradient, mask=inside)
-            elif QUERIES:
-                at = query_gradient + i * width + d
-                tl.store(at, (s * gradient).to(query_gradient.dtype.element_ty), mask=inside)
+            if SCALE or inverse_norms is not None:
+                along += f * y
+            if GRADIENT and inverse_norms is not None:
+                tl.store(product + at_row * product_width + d, y, mask=inside)
+            elif GRADIENT:
+                tl.store(gradient + i * width + d, (s * y).to(gradient.dtype.element_ty), mask=inside)
 
     if SCALE:
-        tl.store(scale_gradient + i, tl.sum(by_scale, 0))
+        total = tl.sum(along, 0)
+        if of_columns == 0:
+            tl.store(scale_gradient + i, total)
 
-    if query_inverse_norms is not None:
-        if QUERIES:
+    if inverse_norms is not None:
+        if GRADIENT:
             store_through_norms(
-                query_gradient + i * width,
+                gradient + i * width,
                 s,
                 product + at_row * product_width,
                 norm,
-                by_scale,
-                queries + i * query_row_stride,
-                query_stride,
+                along,
+                embeddings + i * row_stride,
+                stride,
                 width,
                 BLOCK,
             )
@@ -168,13 +193,46 @@ def query_gradient_kernel(
             for start in range(0, width, BLOCK):
                 d = start + tl.arange(0, BLOCK)
                 inside = d < width
-                f = tl.load(queries + i * query_row_stride + d * query_stride, mask=inside, other=0.0)
+                f = tl.load(embeddings + i * row_stride + d * stride, mask=inside, other=0.0)
                 r = row_negatives + i * row_negative_row_stride + d * row_negative_stride
                 r = tl.load(r, mask=inside, other=0.0).to(tl.float32)
 
                 at = row_negative_gradient + i * width + d
-                gradient = c * (norm * f.to(tl.float32) - cosine * r)
-                tl.store(at, gradient.to(row_negative_gradient.dtype.element_ty), mask=inside)
+                unfinished = c * (norm * f.to(tl.float32) - cosine * r)
+                tl.store(at, unfinished.to(row_negative_gradient.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def targets_of_row(i, by_row):
+    """The first of the targets of row i of a side, and how many there are: in lists, or of a band's offsets."""
+    target_starts, _, offsets, K, _ = by_row
+    first, count = i * 0, i * 0 + K
+    if offsets is None:
+        first = tl.load(target_starts + i)
+        count = tl.load(target_starts + i + 1) - first
+    return first, count
+
+
+@triton.jit
+def target_of_row(i, k, target_columns, targets, by_row):
+    """The place of a target in the order of the queries, and its row on the other side, -1 if there is none.
+
+    In the lists of columns the latter are rows, by their places. Those of a band are not listed by columns.
+    """
+    _, target_places, offsets, K, of_columns = by_row
+    t = k
+    if offsets is not None:
+        t = (i - of_columns * tl.load(offsets + k)) * K + k
+    elif target_places is not None:
+        t = tl.load(target_places + k)
+
+    opposite = tl.cast(-1, tl.int64)
+    if (t >= 0) & (t < targets):
+        if offsets is not None and of_columns != 0:
+            opposite = tl.cast(t // K, tl.int64)
+        else:
+            opposite = tl.load(target_columns + t)
+    return t, opposite
 
 
 @triton.jit
@@ -197,95 +255,6 @@ def place_of(j, k, mask, by_column):
     else:
         place = tl.load(column_targets + k, mask=mask, other=-1)
     return place
-
-
-@planned
-@triton.jit(do_not_specialize=["targets"])
-def candidate_gradient_kernel(
-    queries,
-    scale,
-    product,  # (columns, product_width): the sum of Eᵀ F over chunks, F weighted; may be the gradient
-    weight_norm,
-    target_coefficients,
-    candidate_gradient,  # (columns, D)
-    prob_scale,
-    K,
-    targets,
-    first_column,
-    width,
-    product_width,
-    query_row_stride,
-    query_stride,
-    TARGETS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    column_starts=None,  # (M + 1,) int64, given with the two following
-    column_targets=None,  # int64, the targets' places in the order of rows
-    target_rows=None,  # (targets,) int64
-    offsets=None,  # (K,) int64, of a band, whose targets are not listed by columns
-    candidate_row_stride=0,  # of `candidates`, which are given with inverse norms
-    candidate_stride=0,
-    candidates=None,  # (columns, D)
-    query_inverse_norms=None,  # (N,) float32, given with the following: scores are cosines
-    candidate_inverse_norms=None,  # (columns,) float32
-):
-    """One candidate per program.
-
-    Its gradient is dG_j = s (weight_norm / prob_scale * product_j + sum over its targets of c f).
-
-    With inverse norms a_i and b_j, the product is that of E and F times both, and c is multiplied by both.
-    The derivative of the norm is added as to the queries' gradients.
-    """
-    # As for the queries' gradients.
-    query_stride, candidate_stride = tl.cast(query_stride, tl.int64), tl.cast(candidate_stride, tl.int64)
-    j = tl.program_id(0).to(tl.int64)
-    s = tl.load(scale)
-    factor = (tl.load(weight_norm) / prob_scale).to(tl.float32)
-
-    if TARGETS:
-        by_column = column_starts, column_targets, target_rows, offsets, K
-        first, count = targets_of(first_column + j, True, by_column)
-
-    norm = 1.0
-    if candidate_inverse_norms is not None:
-        norm = tl.load(candidate_inverse_norms + j)
-
-    along = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, width, BLOCK):
-        d = start + tl.arange(0, BLOCK)
-        inside = d < width
-        gradient = factor * tl.load(product + j * product_width + d, mask=inside, other=0.0).to(tl.float32)
-
-        if TARGETS:
-            for k in range(first, first + count):
-                t = place_of(first_column + j, k, True, by_column)
-                if (t >= 0) & (t < targets):
-                    row = t // K if offsets is not None else tl.load(target_rows + t)
-                    f = queries + row * query_row_stride + d * query_stride
-                    coefficient = tl.load(target_coefficients + t)
-                    if query_inverse_norms is not None:
-                        coefficient *= norm * tl.load(query_inverse_norms + row)
-                    gradient += coefficient * tl.load(f, mask=inside, other=0.0).to(tl.float32)
-
-        if candidate_inverse_norms is None:
-            at = candidate_gradient + j * width + d
-            tl.store(at, (s * gradient).to(candidate_gradient.dtype.element_ty), mask=inside)
-        else:
-            g = candidates + j * candidate_row_stride + d * candidate_stride
-            along += tl.load(g, mask=inside, other=0.0).to(tl.float32) * gradient
-            tl.store(product + j * product_width + d, gradient, mask=inside)
-
-    if candidate_inverse_norms is not None:
-        store_through_norms(
-            candidate_gradient + j * width,
-            s,
-            product + j * product_width,
-            norm,
-            along,
-            candidates + j * candidate_row_stride,
-            candidate_stride,
-            width,
-            BLOCK,
-        )
 
 
 @planned
@@ -339,6 +308,7 @@ def query_gradient_epilogue(
     first_row: int,
     rows: int,
     *,
+    offsets: Tensor | None,  # (K,) int64, of a band of targets
     query_gradient: Tensor | None,  # (N, D), contiguous as the following
     weighted_queries: Tensor | None,  # (rows, as many as `product` has)
     row_negative_gradient: Tensor | None,  # (N, D)
@@ -359,12 +329,13 @@ def query_gradient_epilogue(
     product_width = next((x.shape[1] for x in (product, weighted_queries) if x is not None), D)
 
     with on_device(queries):
-        query_gradient_kernel[(rows,)](
+        gradient_kernel[(rows,)](
             queries,
             candidates,
             scale,
             product,
             state.factors,
+            1.0,
             weight_norm,
             cells.starts,
             cells.columns,
@@ -379,19 +350,25 @@ def query_gradient_epilogue(
             scale_gradient,
             cells.mix,
             prob_scale,
+            0,
+            1,
+            0 if offsets is None else len(offsets),
+            len(cells.coefficients),
+            first_row,
             D,
             product_width,
-            first_row,
             *queries.stride(),
             *candidates.stride(),
             *cells.row_negative_strides,
-            QUERIES=query_gradient is not None,
+            GRADIENT=query_gradient is not None,
             WEIGHTED=weighted_queries is not None,
+            TARGETS=True,
             ROW_NEGATIVE=kind,
             ROW_NEGATIVE_GRADIENT=row_negative_gradient is not None,
             SCALE=scale_gradient is not None,
-            query_inverse_norms=inverse_norms[0],
-            candidate_inverse_norms=inverse_norms[1],
+            offsets=offsets,
+            inverse_norms=inverse_norms[0],
+            opposite_inverse_norms=inverse_norms[1],
             **elements_of_program(D, 1024, 4),
             enable_fp_fusion=True,
         )
@@ -399,43 +376,71 @@ def query_gradient_epilogue(
 
 def candidate_gradient_epilogue(
     queries: Tensor,
+    candidates: Tensor,  # (M, D), or negatives
     scale: Tensor,
-    product: Tensor,  # (columns, at least D): Eᵀ F, F weighted; float32, or `candidate_gradient` itself
+    product: Tensor,  # (columns, at least D): Eᵀ F, F weighted; float32, or rows of `candidate_gradient`
+    cells: ExactCells,
     weight_norm: Tensor,
     prob_scale: float,
-    candidate_gradient: Tensor,  # (columns, D)
-    *,
-    by_column: ByColumn | None,
     first_column: int,
-    coefficients: Tensor,
-    candidates: Tensor | None = None,  # (columns, D), given with the following
-    inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (columns,) float32
+    columns: int,
+    *,
+    by_column: ByColumn | None,  # where targets are; None of negatives
+    candidate_gradient: Tensor,  # (M, D), contiguous
+    weighted: bool,  # whether queries were weighted
+    scale_gradient: Tensor | None,  # (N,) float32, as of the queries
+    inverse_norms: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),  # (N,) and (M,) float32
 ) -> None:
-    """Finishes the gradients of some candidates. With inverse norms `product` is overwritten."""
-    columns, D = candidate_gradient.shape
+    """Finishes the gradients of some candidates. With inverse norms `product` is overwritten.
+
+    What the queries' launch writes beside gradients is named here too, so that the same code serves both.
+    """
+    D = candidates.shape[1]
+    by_column, with_targets = by_column or ByColumn(), by_column is not None
 
     with on_device(queries):
-        candidate_gradient_kernel[(columns,)](
+        gradient_kernel[(columns,)](
+            candidates,
             queries,
             scale,
             product,
             weight_norm,
-            coefficients,
+            1 / prob_scale,
+            weight_norm,
+            cells.starts if by_column.starts is None else by_column.starts,
+            cells.columns if by_column.rows is None else by_column.rows,
+            cells.coefficients,
+            None,
+            None,
+            None,
+            None,
             candidate_gradient,
+            candidate_gradient if weighted else None,  # of the same dtype; nothing is written there
+            None,
+            scale_gradient,
+            1.0,
             prob_scale,
-            0 if by_column is None else by_column.count,
-            len(coefficients),
+            1,
+            0,
+            by_column.count,
+            len(cells.coefficients),
             first_column,
             D,
             product.shape[1],
+            *candidates.stride(),
             *queries.stride(),
-            TARGETS=by_column is not None,
-            **({} if by_column is None else by_column.operands),
-            candidate_row_stride=0 if candidates is None else candidates.stride(0),
-            candidate_stride=0 if candidates is None else candidates.stride(1),
-            candidates=candidates,
-            query_inverse_norms=inverse_norms[0],
-            candidate_inverse_norms=inverse_norms[1],
+            0,
+            0,
+            GRADIENT=True,
+            WEIGHTED=weighted,
+            TARGETS=with_targets,
+            ROW_NEGATIVE=NO_ROW_NEGATIVE,
+            ROW_NEGATIVE_GRADIENT=False,
+            SCALE=scale_gradient is not None,
+            target_places=by_column.places,
+            offsets=by_column.offsets,
+            inverse_norms=inverse_norms[1],
+            opposite_inverse_norms=inverse_norms[0],
             **elements_of_program(D, 1024, 4),
             enable_fp_fusion=True,
         )

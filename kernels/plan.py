@@ -10,7 +10,7 @@ to see, go through Triton.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
 Instead = Callable[[JITFunction[Any], Hashable, tuple[Any, ...], dict[str, Any]], None]
 
 _instead: ContextVar[Instead | None] = ContextVar("_instead", default=None)
+_noted: ContextVar[list[Launched | None] | None] = ContextVar("_noted", default=None)
 
 
 @contextlib.contextmanager
@@ -49,6 +50,39 @@ def handed_over(instead: Instead) -> Iterator[None]:
         yield
     finally:
         _instead.reset(token)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Launched | None]]:
+    """The launches that this thread makes, in their order; None where one could not be repeated."""
+    launches: list[Launched | None] = []
+    token = _noted.set(launches)
+    try:
+        yield launches
+    finally:
+        _noted.reset(token)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch that was made, and can be repeated with other addresses."""
+
+    kernel: JITFunction[Any]
+    loaded: _Loaded
+    sizes: tuple[int, ...]  # of the grid
+    arguments: tuple[Any, ...]  # of every parameter; addresses in place of tensors
+    pointers: tuple[int, ...]  # where these are
+
+    def repeat(self, stream: int, arguments: Sequence[Any]) -> None:
+        """Launches the same code on the current device; the arguments have to be of the same kinds."""
+        loaded = self.loaded
+        loaded.run(*self.sizes, stream, loaded.function, loaded.metadata, None, None, None, *arguments)
+
+
+def may_be_repeated(kernels: Iterable[JITFunction[Any]]) -> bool:
+    """Whether nobody wants to see launches of these kernels before they are made."""
+    unseen = JITFunction.run is _TRITONS_RUN and _instead.get() is None
+    return unseen and not any(map(_somebody_looks, kernels))
 
 
 @dataclass(frozen=True)
@@ -74,6 +108,7 @@ class _Layout:
     unspecialised: Picker  # the integers that are compiled for by their size alone
     descriptors: Picker
     bound: Picker  # every parameter in its order, from the values, the tensors' addresses and a None
+    pointers: tuple[int, ...]  # where the addresses are among these
     loaded: dict[tuple[Any, ...], _Loaded] = field(default_factory=dict)  # what was compiled for such calls
 
 
@@ -100,7 +135,9 @@ class Planned:
         except KeyError:
             layout = self._layouts[call] = _layout(self.jit_function, values, len(args), tuple(kwargs))
 
-        instead = _instead.get()
+        instead, launches = _instead.get(), _noted.get()
+        if launches is not None:
+            launches.append(None)  # until it is known to be one that can be repeated
         if layout is None:
             if instead is not None:
                 instead(self.jit_function, object(), args, kwargs)
@@ -139,6 +176,8 @@ class Planned:
             sizes = (*grid, 1, 1)[:3]
             bound = layout.bound((*values, *addresses, None))
             loaded.run(*sizes, stream, loaded.function, loaded.metadata, None, None, None, *bound)
+            if launches is not None:
+                launches[-1] = Launched(self.jit_function, loaded, sizes, bound, layout.pointers)
 
     def _check_nothing_is_captured(self) -> None:
         """Raises RuntimeError where the driver forbids to load code."""
@@ -162,7 +201,9 @@ def _layout(
     places = {name: i for i, name in enumerate([*kernel.arg_names[:positional], *named])}
     nothing = len(values) + sum(isinstance(x, Tensor) for x in values)  # follows values and addresses
 
-    tensors, integers, unspecialised, descriptors, order = [], [], [], [], []
+    tensors, integers, unspecialised, descriptors = [], [], [], []
+    order: list[int] = []
+    pointers = []
     for p in kernel.params:
         if p.is_constexpr:
             if p.name not in places:
@@ -178,6 +219,7 @@ def _layout(
         elif place is None:
             return None
         elif type(value) in (Tensor, Parameter):
+            pointers.append(len(order))
             order.append(len(values) + len(tensors))
             tensors.append(place)
         else:
@@ -191,7 +233,8 @@ def _layout(
 
     # What no parameter has taken is a constant of the kernel or an option of the launch.
     constants = list(places.values())
-    return _Layout(*map(_picker, (constants, tensors, integers, unspecialised, descriptors, order)))
+    pickers = map(_picker, (constants, tensors, integers, unspecialised, descriptors, order))
+    return _Layout(*pickers, tuple(pointers))
 
 
 def _picker(places: list[int]) -> Picker:

@@ -51,6 +51,7 @@ def row_shifts_kernel(
     highest_targets,  # (N,) int32
     exact_max_log2,  # (N,) float32
     row_shift_log2,  # (N,) float32
+    repairs_done,  # (N,) int32, set to 0 for the launch that concludes rows
     mix,
     rows,  # N
     columns,  # M
@@ -204,6 +205,7 @@ def row_shifts_kernel(
     else:
         shift = tl.where(highest >= 0, shift, float("inf"))
     tl.store(row_shift_log2 + i, shift)
+    tl.store(repairs_done + i, 0)
 
     tl.store(lowest_targets + i, lowest)
     tl.store(highest_targets + i, highest)
@@ -247,6 +249,7 @@ def choose_row_shifts(
             cells.highest,
             state.exact_max_log2,
             state.row_shift_log2,
+            state.repairs_done,
             cells.mix,
             N,
             candidates.shape[0],

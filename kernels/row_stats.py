@@ -1,14 +1,29 @@
-"""Row statistics of a softmax: from sums of exponentials to losses, and to dL/dS at the exact cells."""
+"""Row statistics of a softmax: from sums of exponentials to losses, and to dL/dS at the exact cells.
+
+One launch sums up, computes again the rows whose shift was too far off, and concludes. Each program of a
+block of rows adds up the sums of its tiles. Where all of the block's shifts will do, which is so nearly
+always, the first of its programs concludes the rows, and the others are done. Otherwise all share what has to
+be computed again, and the one that is done last concludes them (`repair.py`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ROW_SCORE, ExactCells, RowState
-from fastqt.kernels.launch import ROWS_AT_ONCE, TILES_AT_ONCE, cdiv, on_device
+from fastqt.kernels.cells import LOG2_E, ExactCells, RowState
+from fastqt.kernels.launch import TILES_AT_ONCE, cdiv, compute_dtype, multiprocessors, on_device, precision
 from fastqt.kernels.plan import planned
+from fastqt.kernels.repair import combine_tiles, exponentials_of_block, rescale_block
+from fastqt.kernels.row_sums import conclude_rows, sum_tiles
+from fastqt.kernels.scores.exclusions import load_row_targets
+from fastqt.kernels.scores.launch import elements_at_once, far
+from fastqt.kernels.scores.mainloop import strides_of_64_bits
+from fastqt.kernels.scores.tile import Tile, column_tiles, row_tiles
+from fastqt.kernels.tuning import REPAIR
 
 # A row sum between exp(-40) and exp(80), and its terms that matter, are in the range of float32 and bfloat16.
 LEAST, MOST = tl.constexpr(4.2e-18), tl.constexpr(5.5e34)
@@ -17,187 +32,295 @@ MOST_OF_COSINES = tl.constexpr(1e24)
 
 
 @triton.jit
-def sum_tiles(tile_row_sums, i, mask, rows, blocks, BLOCK: tl.constexpr):
-    """The sums of rows i over all blocks of columns, float64, from those of tiles, (blocks, rows) float32."""
-    total = tl.zeros(i.shape, dtype=tl.float64)
-    for start in range(0, blocks, BLOCK):
-        b = start + tl.arange(0, BLOCK)
-        at = tile_row_sums + b.to(tl.int64)[None, :] * rows + i[:, None]
-        of_tiles = tl.load(at, mask=mask[:, None] & (b < blocks)[None, :], other=0.0)
-        total += tl.sum(of_tiles.to(tl.float64), 1)
-    return total
+def shifts_will_do(others, exact_max_log2, shift_log2, COSINES: tl.constexpr):
+    """Whether neither the sums of rows nor E, as it is stored, can have overflowed or underflowed.
 
-
-@triton.jit
-def load_target(
-    place,  # (rows,), in the order of rows
-    listed,  # (rows,): whether the row has as many targets
-    targets,  # target_columns, target_weights and target_scores
-):
-    """One target of each row: whether there is one, its weight, and its score in float64."""
-    target_columns, target_weights, target_scores = targets
-    is_target = listed & (tl.load(target_columns + place, mask=listed, other=-1) >= 0)
-    T = tl.load(target_weights + place, mask=is_target, other=0.0)
-    return is_target, T, tl.load(target_scores + place, mask=is_target, other=0.0).to(tl.float64)
-
-
-@triton.jit
-def conclude_rows(
-    row,  # (rows,), among all rows
-    inside,  # (rows,): which of them are concluded
-    shift_log2,  # (rows,) float32: the rows' shifts
-    others,  # (rows,) float64: the sums of E
-    exact,  # target_starts, target_columns, target_weights and target_scores; zeroed; row_negative_scores
-    row_weights,
-    outputs,  # logsumexp, mass, loss and factors; target_coefficients; row_negative_coefficients
-    ZEROED: tl.constexpr,
-    ROW_NEGATIVE: tl.constexpr,
-    LOG_SUM_EXP: tl.constexpr,
-):
-    """Stores the losses and statistics of rows, and dL/dS at their exact cells.
-
-    That is w (rho p - T), in a form that does not cancel where rho p is near T. All exponentials are of
-    scores less the row's shift. Returned are the sums of all exponentials, and the masses.
+    The largest exact cell stands for all of them: none is above the shift. Rows without targets have a shift
+    of +inf, with which all of E is 0.
     """
-    target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores = exact
-    logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients = outputs
-
-    shift = shift_log2.to(tl.float64) * LN_2
-
-    if ZEROED:
-        counts = tl.load(zeroed + row, mask=inside, other=0) != 0
-        others += tl.where(counts, tl.exp(-shift), 0.0)
-
-    of_row_negative = tl.zeros(row.shape, dtype=tl.float64)
-    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-        row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
-        of_row_negative = tl.exp(row_negative_score - shift)
-        if ROW_NEGATIVE == ROW_SCORE:  # -inf is no cell, also where nothing else is left of a row
-            of_row_negative = tl.where(row_negative_score == float("-inf"), 0.0, of_row_negative)
-        others += of_row_negative
-
-    first = tl.load(target_starts + row, mask=inside, other=0)
-    count = tl.load(target_starts + row + 1, mask=inside, other=0) - first
-    most = tl.max(count, 0)
-
-    rho = tl.full(row.shape, 1.0 if LOG_SUM_EXP else 0.0, dtype=tl.float64)
-    linear = tl.zeros(row.shape, dtype=tl.float64)
-    of_targets = tl.zeros(row.shape, dtype=tl.float64)
-
-    targets = target_columns, target_weights, target_scores
-
-    for k in range(0, most):
-        is_target, T, score = load_target(first + k, inside & (k < count), targets)
-        rho += T
-        linear += T * (tl.log(tl.where(is_target, T, 1.0)) - score)
-        of_targets += tl.where(is_target, tl.exp(score - shift), 0.0)
-
-    total = others + of_targets
-    lse = shift + tl.log(total)
-    row_loss = tl.where(rho > 0, rho * lse + linear, 0.0)
-
-    has_gradient = rho > 0
-    if LOG_SUM_EXP:  # Nothing can be learnt from a row that has been excluded as a whole.
-        has_gradient = total != 0
-
-    # dL/dS needs the sums of all exponentials, so the targets are walked a second time.
-    w = tl.load(row_weights + row, mask=inside, other=0.0)
-    for k in range(0, most):
-        listed = inside & (k < count)
-        is_target, T, score = load_target(first + k, listed, targets)
-
-        e = tl.where(is_target, tl.exp(score - shift), 0.0)
-        c = w * ((rho - T) * e - T * (others + (of_targets - e))) / total
-        c = tl.where(is_target, c, 0.0)
-        tl.store(target_coefficients + first + k, c.to(tl.float32), mask=listed)
-
-    if ROW_NEGATIVE != NO_ROW_NEGATIVE:
-        c = tl.where(has_gradient, w * rho * of_row_negative / total, 0.0)
-        tl.store(row_negative_coefficients + row, c.to(tl.float32), mask=inside)
-
-    tl.store(logsumexp + row, lse, mask=inside)
-    tl.store(mass + row, rho, mask=inside)
-    tl.store(loss + row, row_loss, mask=inside)
-    tl.store(factors + row, tl.where(has_gradient, w * rho / total, 0.0), mask=inside)
-    return total, rho
+    most = MOST_OF_COSINES if COSINES else MOST
+    total = others + tl.exp2(exact_max_log2 - shift_log2).to(tl.float64)
+    without_targets = (shift_log2 == float("inf")) & (others == 0)
+    return ((total > LEAST) & (total < most)) | without_targets
 
 
+# Chunks differ in these, and none of them is worth code of its own.
 @planned
-@triton.jit(do_not_specialize=["rows", "blocks", "first_row"])
+@triton.jit(do_not_specialize=["N", "tiles", "first_n", "splits", "stride_tiles"])
 def row_stats_kernel(
-    tile_row_sums,  # (blocks of columns, rows) float32: sums of E
-    row_shift_log2,  # (N,) float32
+    tile_row_sums,  # (tiles, N) float32: sums of E
+    queries,  # (all rows, D)
+    candidates,  # (M, D)
+    scale,  # () float32
+    shift_overflowed,  # (all rows,) int32, written
+    repairs_done,  # (all rows,) int32, 0 before and after: of a block of rows its first counts
+    exact_max_log2,  # (all rows,) float32
+    row_shift_log2,  # (all rows,) float32, written where it was too far off
+    repaired_maxima,  # (blocks of columns, N) float32, room for what is known of tiles, as the next
+    repaired_row_sums,
     target_starts,
     target_columns,
     target_weights,  # (targets,) float64
     target_scores,
-    zeroed,  # (N,) bool
+    zeroed,  # (all rows,) bool
     row_negative_scores,
-    row_weights,  # (N,) float64
-    shift_overflowed,  # (N,) int32, written
-    repairs_done,  # (N,) int32, set to 0 for the launch that repairs
-    logsumexp,  # (N,) float64
+    row_weights,  # (all rows,) float64
+    logsumexp,  # (all rows,) float64
     mass,
     loss,
-    factors,  # (N,) float64: w rho / sum of all exponentials
+    factors,  # (all rows,) float64: w rho / sum of all exponentials
     target_coefficients,  # (targets,) float32
-    row_negative_coefficients,  # (N,) float32
-    rows,
-    blocks,
-    first_row,
+    row_negative_coefficients,  # (all rows,) float32
+    N,  # rows of this launch
+    M,  # candidates
+    K,  # negatives
+    D,
+    tiles,  # of a row, whose sums are known
+    first_n,  # of the rows among all rows
+    splits,  # programs for each block of rows
+    stride_tiles,
+    stride_qn,
+    stride_qd,
+    stride_cm,
+    stride_cd,
+    stride_km,
+    stride_kd,
+    stride_out_n,
+    stride_mask_n,
+    stride_mask_m,
+    EXCLUDE_DIAGONAL: tl.constexpr,
+    LISTED: tl.constexpr,  # exact cells are those that are listed, not the diagonal's
     ZEROED: tl.constexpr,
     ROW_NEGATIVE: tl.constexpr,
     LOG_SUM_EXP: tl.constexpr,  # rows have mass 1 and no targets
     COSINES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    EVEN_D: tl.constexpr,
+    FAR: tl.constexpr,  # as scores_kernel takes it
+    UNIT: tl.constexpr,  # of elements, in which D, stride_qn, stride_cm and stride_km are given
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
+    negatives=None,  # (K, D)
+    bias=None,  # (M,) float32
+    lowest_targets=None,  # (all rows,) int32, given if LISTED, as the next
+    highest_targets=None,
+    query_groups=None,  # (all rows,) int32
+    candidate_groups=None,  # (M,) int32
+    mask=None,  # (all rows, M) bool
+    query_inverse_norms=None,  # (all rows,) float32, given with the two following: scores are cosines
+    candidate_inverse_norms=None,  # (M,) float32
+    negative_inverse_norms=None,  # (K,) float32
+    out=None,  # (N, M + K): E
 ):
-    """A few rows per program: their losses, dL/dS at their exact cells, and whether their shift will do."""
-    i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    row = first_row + i
-    inside = i < rows
+    """Losses of a block of rows, and dL/dS at their exact cells, with other shifts where theirs overflowed."""
+    if FAR:
+        stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
+        stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
+        stride_km, stride_kd = strides_of_64_bits((stride_km, stride_kd))
+        stride_mask_n, stride_mask_m = strides_of_64_bits((stride_mask_n, stride_mask_m))
+        stride_out_n = tl.cast(stride_out_n, tl.int64)
 
-    others = sum_tiles(tile_row_sums, i, inside, rows, blocks, BLOCK)
-    shift_log2 = tl.load(row_shift_log2 + row, mask=inside, other=0.0)
+    start_n, number = tl.program_id(0) // splits * BLOCK_N, tl.program_id(0) % splits
+    offs_n = tl.arange(0, BLOCK_N)
+    mask_n = offs_n < N - start_n
+    row = first_n + start_n + offs_n
 
-    exact = target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores
-    outputs = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
-    total, rho = conclude_rows(
-        row, inside, shift_log2, others, exact, row_weights, outputs, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
-    )
+    others = sum_tiles(tile_row_sums, start_n + offs_n, mask_n, stride_tiles, tiles, BLOCK)
+    shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
+    highest = tl.load(exact_max_log2 + row, mask=mask_n, other=0.0)
 
-    # Beyond these bounds the sum, or E as it is stored, may have overflowed or underflowed.
-    sound = ((total > LEAST) & (total < (MOST_OF_COSINES if COSINES else MOST))) | (rho == 0)
-    tl.store(shift_overflowed + row, tl.where(sound, 0, 1), mask=inside)
-    tl.store(repairs_done + row, tl.zeros(row.shape, dtype=tl.int32), mask=inside)
+    flagged = mask_n & (shifts_will_do(others, highest, shift, COSINES) == 0)
+    repairs = tl.max(flagged.to(tl.int32), 0) > 0
+
+    concludes = number == 0
+    blocks, of_negatives = tl.cdiv(M, BLOCK_M), tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * N
+    if repairs:
+        D *= UNIT
+        tl.assume(D > 0)
+        stride_qn *= UNIT
+
+        scale_log2 = tl.load(scale) * LOG2_E
+        row_targets = None
+        if LISTED:
+            targets = target_starts, target_columns, lowest_targets, highest_targets
+            row_targets = load_row_targets(targets, row, mask_n)
+
+        rows, split = (first_n, start_n, offs_n, flagged), (number, splits)
+        exponentials_of_block(
+            queries,
+            candidates,
+            (stride_qn, stride_qd, stride_cm * UNIT, stride_cd),
+            (N, M, D),
+            scale_log2,
+            rows,
+            split,
+            bias,
+            row_targets,
+            target_columns if LISTED else None,
+            (query_groups, candidate_groups),
+            (mask, stride_mask_n, stride_mask_m),
+            (query_inverse_norms, candidate_inverse_norms),
+            (repaired_maxima, repaired_row_sums),
+            (out, stride_out_n),
+            EXCLUDE_DIAGONAL,
+            EVEN_D,
+            COMPUTE,
+            PRECISION,
+            BLOCK_N,
+            BLOCK_M,
+            BLOCK_D,
+        )
+
+        if negatives is not None:
+            exponentials_of_block(
+                queries,
+                negatives,
+                (stride_qn, stride_qd, stride_km * UNIT, stride_kd),
+                (N, K, D),
+                scale_log2,
+                rows,
+                split,
+                None,
+                None,
+                None,
+                (None, None),
+                (None, 0, 0),
+                (query_inverse_norms, negative_inverse_norms),
+                (repaired_maxima + of_negatives, repaired_row_sums + of_negatives),
+                (out + M if out is not None else None, stride_out_n),
+                False,
+                EVEN_D,
+                COMPUTE,
+                PRECISION,
+                BLOCK_N,
+                BLOCK_M,
+                BLOCK_D,
+            )
+            blocks += tl.cdiv(K, BLOCK_M)
+
+        # What all threads have stored is seen by the program that counts the last part.
+        tl.debug_barrier()
+        concludes = tl.atomic_add(repairs_done + first_n + start_n, 1) == splits - 1
+
+    # No program of the block reads the shifts once the last one has counted.
+    if concludes:
+        if repairs:
+            of_tiles = repaired_maxima, repaired_row_sums
+            new_shift, new_others = combine_tiles(start_n + offs_n, flagged, highest, of_tiles, N, blocks, BLOCK)
+            shift, others = tl.where(flagged, new_shift, shift), tl.where(flagged, new_others, others)
+            tl.store(row_shift_log2 + row, shift, mask=flagged)
+            tl.store(repairs_done + first_n + start_n, 0)
+
+            if out is not None:
+                i, stored = start_n + offs_n, (out, stride_out_n)
+                rescale_block(i, flagged, shift, repaired_maxima, stored, (N, M), BLOCK_M, BLOCK)
+                if negatives is not None:
+                    stored, maxima = (out + M, stride_out_n), repaired_maxima + of_negatives
+                    rescale_block(i, flagged, shift, maxima, stored, (N, K), BLOCK_M, BLOCK)
+
+        exact = target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores
+        outputs = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
+        conclude_rows(
+            row, mask_n, shift, others, exact, row_weights, outputs, ZEROED, ROW_NEGATIVE, LOG_SUM_EXP
+        )
+        tl.store(shift_overflowed + row, flagged.to(tl.int32), mask=mask_n)
 
 
-def row_stats(tile_row_sums: Tensor, cells: ExactCells, state: RowState, first_row: int) -> None:
+def row_stats(
+    tile_row_sums: Tensor,  # (tiles, rows) float32, rows contiguous: sums of E by tiles of columns
+    tiles: Sequence[Tile],
+    queries: Tensor,  # (N, D)
+    scale: Tensor,  # () float32
+    cells: ExactCells,
+    state: RowState,
+    exponentials: Tensor | None = None,  # (rows, columns of all tiles), rows contiguous
+) -> None:
     """Finds losses, statistics and coefficients of exact cells of some rows, once the sums of E are known.
 
-    It flags the rows whose shift was too far off.
+    `tiles` are the rows against the candidates and, if there are any, against the negatives. Rows whose shift
+    was too far off are flagged. They are computed again, against their largest score, rounded up: their
+    shift and what is stored of them in E are written anew.
     """
-    blocks, rows = tile_row_sums.shape
+    tile, *others = tiles
+    negatives = others[0].candidates if others else None
+    matrices = [each.candidates for each in tiles]
 
-    with on_device(tile_row_sums):
-        row_stats_kernel[(cdiv(rows, ROWS_AT_ONCE),)](
+    unit = elements_at_once(queries, *matrices)
+    step = REPAIR.width if unit > 1 else 16
+
+    D = queries.shape[1]
+    blocks = sum(column_tiles(matrix.shape[0], REPAIR) for matrix in matrices)
+    blocks_n = row_tiles(tile.rows, REPAIR)
+    splits = min(max(multiprocessors(queries) // blocks_n, 1), blocks)
+
+    # Both begin at multiples of 16 bytes, so that nothing is compiled for one that does not.
+    of_tiles = queries.new_empty(2, 4 * cdiv(blocks * tile.rows, 4), dtype=scale.dtype)
+    first, *second = ((matrix.stride(0) // unit, matrix.stride(1)) for matrix in matrices)
+
+    with on_device(queries):
+        row_stats_kernel[(blocks_n * splits,)](
             tile_row_sums,
-            state.row_shift_log2,
-            *cells.of_rows,
-            state.weights,
+            queries,
+            tile.candidates,
+            scale,
             state.shift_overflowed,
             state.repairs_done,
+            state.exact_max_log2,
+            state.row_shift_log2,
+            *of_tiles.unbind(),
+            *cells.of_rows,
+            state.weights,
             *state.statistics,
             *cells.all_coefficients,
-            rows,
-            blocks,
-            first_row,
+            tile.rows,
+            tile.candidates.shape[0],
+            0 if negatives is None else negatives.shape[0],
+            D // unit,
+            tile_row_sums.shape[0],
+            tile.first_row,
+            splits,
+            tile_row_sums.stride(0),
+            queries.stride(0) // unit,
+            queries.stride(1),
+            *first,
+            *(second[0] if second else (0, 0)),
+            0 if exponentials is None else exponentials.stride(0),
+            *((0, 0) if tile.mask is None else tile.mask.stride()),
+            EXCLUDE_DIAGONAL=tile.exclude_diagonal,
+            LISTED=tile.target_starts is not None,
             ZEROED=cells.zeroed is not None,
             ROW_NEGATIVE=cells.row_negative_kind,
             LOG_SUM_EXP=state.of_log_sum_exp,
             COSINES=state.of_cosines,
-            BLOCK_ROWS=ROWS_AT_ONCE,
+            EVEN_D=D % step == 0,
+            FAR=far(
+                (queries, REPAIR.rows, step),
+                *((matrix, REPAIR.columns, step) for matrix in matrices),
+                (exponentials, REPAIR.rows, REPAIR.columns),
+                (tile.mask, REPAIR.rows, REPAIR.columns),
+            ),
+            UNIT=unit,
+            COMPUTE=compute_dtype(queries.dtype),
+            PRECISION=precision(queries.dtype),
+            BLOCK_N=REPAIR.rows,
+            BLOCK_M=REPAIR.columns,
+            BLOCK_D=step,
             BLOCK=TILES_AT_ONCE,
-            num_warps=4,
+            negatives=negatives,
+            bias=tile.bias,
+            lowest_targets=tile.lowest_targets,
+            highest_targets=tile.highest_targets,
+            query_groups=tile.query_groups,
+            candidate_groups=tile.candidate_groups,
+            mask=tile.mask,
+            query_inverse_norms=tile.query_inverse_norms,
+            candidate_inverse_norms=tile.candidate_inverse_norms,
+            negative_inverse_norms=others[0].candidate_inverse_norms if others else None,
+            out=exponentials,
+            num_warps=REPAIR.warps,
             enable_fp_fusion=True,
+            num_stages=REPAIR.stages,
         )

@@ -13,7 +13,7 @@ from triton.language.extra import libdevice
 from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ExactCells, RowState
 from fastqt.kernels.launch import INTERPRETED, ROWS_AT_ONCE, TILES_AT_ONCE, cdiv, on_device
 from fastqt.kernels.plan import planned
-from fastqt.kernels.row_stats import load_target, sum_tiles
+from fastqt.kernels.row_sums import load_target, sum_tiles
 
 EXTERN = tl.constexpr(not INTERPRETED)  # the interpreter does not have the functions of libdevice
 

@@ -29,7 +29,7 @@ def test_what_it_compiles_is_what_a_call_would():
         assert warmed == called, name
         # What an earlier loss of the process has compiled is among what this one launches.
         assert {source.split()[0] for source in warmed} <= set(told), name
-    assert {"scale_gradients_kernel", "repair_rows_kernel"} < set(by_loss["InfoNCE"][2])
+    assert {"scale_gradients_kernel", "row_stats_kernel"} < set(by_loss["InfoNCE"][2])
 
 
 @pytest.mark.slow

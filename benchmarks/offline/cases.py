@@ -9,10 +9,8 @@ CASES = (
         wanted=(
             "scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts",
             "row_shifts_kernel",
-            "row_stats_kernel",
-            "repair_rows_kernel out EXCLUDE_DIAGONAL LISTED ZEROED",
-            "query_gradient_kernel",
-            "candidate_gradient_kernel",
+            "row_stats_kernel out EXCLUDE_DIAGONAL LISTED ZEROED",
+            "gradient_kernel WEIGHTED offsets",
         ),
     ),
     Case(
@@ -20,7 +18,7 @@ CASES = (
         targets="listed",
         diagonal="keep",
         bias=True,
-        wanted=("candidate_gradient_kernel column_starts -offsets", "bias_gradient_kernel -offsets"),
+        wanted=("gradient_kernel target_places -offsets", "bias_gradient_kernel -offsets"),
     ),
     Case(
         "bf16, D=1000, row negatives",  # a width that 8 divides and 16 does not
@@ -29,10 +27,9 @@ CASES = (
         row_negatives="given",
         scale=True,
         wanted=(
-            "repair_rows_kernel out ROW_NEGATIVE=1",
+            "row_stats_kernel out ROW_NEGATIVE=1",
             "row_shifts_kernel",
-            "row_stats_kernel",
-            "query_gradient_kernel",
+            "gradient_kernel ROW_NEGATIVE=1 SCALE",
         ),
     ),
     Case(
@@ -40,8 +37,7 @@ CASES = (
         row_negatives="scores",
         wanted=(
             "row_shifts_kernel ROW_NEGATIVE=3",
-            "row_stats_kernel ROW_NEGATIVE=3",
-            "repair_rows_kernel out ROW_NEGATIVE=3",
+            "row_stats_kernel out ROW_NEGATIVE=3",
         ),
     ),
     Case(
@@ -71,8 +67,8 @@ CASES = (
         negatives=64,
         wanted=(
             "scores_kernel out tile_row_sums target_starts",
-            "candidate_gradient_kernel -TARGETS",
-            "repair_rows_kernel out negatives",
+            "gradient_kernel -TARGETS",
+            "row_stats_kernel out negatives",
         ),
         loads_ahead=False,  # a row begins anywhere, and no copy of so few bytes is asynchronous
     ),
@@ -86,9 +82,8 @@ CASES = (
             "copy_rows_kernel -ROUND",
             "scores_kernel EPILOGUE=ROW_MAX",
             "scores_kernel out tile_row_sums target_starts",
-            "repair_rows_kernel out negatives",
-            "query_gradient_kernel WEIGHTED",
-            "candidate_gradient_kernel TARGETS",
+            "row_stats_kernel out negatives",
+            "gradient_kernel TARGETS",
         ),
     ),
     Case(
@@ -106,7 +101,7 @@ CASES = (
         wanted=("copy_rows_kernel ROUND", "scores_kernel out tile_row_sums -ROUND"),
     ),
     Case(
-        "fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX", "repair_rows_kernel -out")
+        "fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX", "row_stats_kernel -out")
     ),
     Case(
         "fp16, mixed",
@@ -116,8 +111,7 @@ CASES = (
         wanted=(
             "row_shifts_kernel",
             "row_stats_kernel ROW_NEGATIVE=2",
-            "repair_rows_kernel ROW_NEGATIVE=2",
-            "query_gradient_kernel",
+            "gradient_kernel ROW_NEGATIVE=2",
         ),
     ),
     Case(
@@ -128,7 +122,7 @@ CASES = (
         mask=True,
         wanted=(
             "scores_kernel row_factors",
-            "repair_rows_kernel query_groups mask",
+            "row_stats_kernel query_groups mask",
             "row_products_kernel mask",
         ),
     ),
@@ -141,7 +135,7 @@ CASES = (
         wanted=(
             "row_shifts_kernel GROUPS MASK",
             "scores_kernel row_factors",
-            "repair_rows_kernel query_groups mask",
+            "row_stats_kernel query_groups mask",
             "row_products_kernel query_groups mask",
         ),
     ),
@@ -171,7 +165,7 @@ CASES = (
         descriptors=False,
         wanted=(
             "scores_kernel row_factors out FAR",
-            "repair_rows_kernel query_groups mask FAR",
+            "row_stats_kernel query_groups mask FAR",
             "row_products_kernel query_groups mask FAR",
         ),
     ),
@@ -205,7 +199,7 @@ CASES = (
         archs=(90,),
         wanted=(
             "warp_specialized_scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts",
-            "repair_rows_kernel",
+            "row_stats_kernel",
             "scores_kernel EPILOGUE=ROW_MAX",
         ),
     ),
@@ -287,7 +281,6 @@ CASES = (
         wanted=(
             "row_shifts_kernel LOG_SUM_EXP",
             "row_stats_kernel LOG_SUM_EXP",
-            "repair_rows_kernel LOG_SUM_EXP",
         ),
     ),
     Case(
@@ -304,7 +297,7 @@ CASES = (
         wanted=(
             "scores_kernel out tile_row_sums bias",
             "scores_kernel EPILOGUE=ROW_MAX bias",
-            "repair_rows_kernel bias",
+            "row_stats_kernel bias",
             "row_shifts_kernel BIAS",
             "bias_gradient_kernel",
         ),
@@ -379,7 +372,7 @@ CASES = (
         wanted=(
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
-            "repair_rows_kernel -out -LISTED",
+            "row_stats_kernel -out -LISTED",
         ),
     ),
     Case(

@@ -14,10 +14,9 @@ COSINES = (
             "row_shifts_kernel query_inverse_norms",
             "scores_kernel EPILOGUE=ROW_MAX query_inverse_norms",
             "scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms",
-            "repair_rows_kernel query_inverse_norms",
-            "row_stats_kernel COSINES",
-            "query_gradient_kernel query_inverse_norms",
-            "candidate_gradient_kernel query_inverse_norms",
+            "row_stats_kernel query_inverse_norms COSINES",
+            "gradient_kernel inverse_norms ROW_NEGATIVE=1",
+            "gradient_kernel inverse_norms ROW_NEGATIVE=0",
         ),
     ),
     Case(
@@ -32,16 +31,16 @@ COSINES = (
         wanted=(
             "row_shifts_kernel query_inverse_norms",
             "scores_kernel EPILOGUE=EXP row_factors out query_inverse_norms",
-            "repair_rows_kernel query_inverse_norms query_groups mask",
+            "row_stats_kernel query_inverse_norms query_groups mask",
             "row_products_kernel query_inverse_norms",
-            "query_gradient_kernel query_inverse_norms",
+            "gradient_kernel inverse_norms ROW_NEGATIVE=2",
         ),
     ),
     Case(
         "cosines, bf16, negatives",
         negatives=64,
         normalize=True,
-        wanted=("repair_rows_kernel query_inverse_norms negative_inverse_norms",),
+        wanted=("row_stats_kernel query_inverse_norms negative_inverse_norms",),
     ),
     Case(
         "cosines, tf32",

@@ -15,7 +15,6 @@ SPECIALISED = "warp_specialized_scores_kernel"  # each of two groups of warps ha
 # They exit at once where no row has to be repaired, and where the upstream gradient is 1.
 IDLE = (
     "raise_row_shifts_kernel",
-    "repair_rows_kernel",
     "row_products_kernel",
     "scale_gradients_kernel",
 )
@@ -51,21 +50,22 @@ def row_bytes(launch: Launch) -> Bytes:
         return (matrix.numel() + copy.numel()) * copy.element_size(), 0
     if name == "bias_gradient_kernel":
         return 16 * arguments["columns"], 0
-    if name not in ("row_shifts_kernel", "query_gradient_kernel", "candidate_gradient_kernel"):
+    if name not in ("row_shifts_kernel", "gradient_kernel"):
         raise ValueError(
             f"kernel: want one whose traffic is known, got {name}; row_bytes in {__name__} has to learn it"
         )
 
-    itemsize, D = arguments["queries"].element_size(), arguments["queries"].shape[1]
+    embeddings = arguments["queries" if name == "row_shifts_kernel" else "embeddings"]
+    itemsize, D = embeddings.element_size(), embeddings.shape[1]
     if name == "row_shifts_kernel":
         return 2 * programs * D * itemsize, 0
 
     product = programs * D * arguments["product"].element_size()
-    if name == "candidate_gradient_kernel":
+    if arguments["of_columns"]:
         return programs * D * 2 * itemsize, product
 
     flags = launch.flags
-    return programs * D * itemsize * (2 + flags["QUERIES"] + flags["WEIGHTED"]), product
+    return programs * D * itemsize * (2 + flags["GRADIENT"] + flags["WEIGHTED"]), product
 
 
 def kernel_key(launch: Launch) -> str:

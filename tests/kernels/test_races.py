@@ -15,8 +15,8 @@ from fastqt.kernels.upstream import scale_gradients
 from tests.kernels.races import watched
 
 N, K = 18, 3
-SOFTMAX = {"row_shifts_kernel", "scores_kernel", "row_stats_kernel", "repair_rows_kernel"}
-GRADIENTS = {"query_gradient_kernel", "candidate_gradient_kernel"}
+SOFTMAX = {"row_shifts_kernel", "scores_kernel", "row_stats_kernel"}
+GRADIENTS = {"gradient_kernel"}
 WIDTHS = (6, 64, 130)  # of one warp, of two, and of four
 
 

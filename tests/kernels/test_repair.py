@@ -1,4 +1,4 @@
-"""The launch that repairs rows, interpreted: flagged rows get another shift and mean the same."""
+"""Repairs, interpreted: rows whose sums have overflowed get another shift and mean the same."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import torch
 
 from fastqt.engines.triton.operands import Operands
 from fastqt.engines.triton.softmax import Softmax
-from fastqt.kernels import repair
+from fastqt.kernels import row_stats
 from fastqt.kernels.scores import exp_scores
 from fastqt.problem import Needs, Problem
 from fastqt.targets import NoTargets, Window
@@ -58,6 +58,14 @@ def problem(name: str) -> Problem:
     }[name]
 
 
+class Watched(Softmax):
+    """A link that keeps the sums from which it has concluded rows."""
+
+    def conclude_rows(self, rows, tile_row_sums, E=None):
+        self.sums = tile_row_sums.clone()
+        super().conclude_rows(rows, tile_row_sums, E)
+
+
 @dataclass
 class Known:
     """What is known of a chunk of rows."""
@@ -72,9 +80,9 @@ class Known:
         return Known(E, self.shift.clone(), [x.clone() for x in self.of_rows], self.of_targets.clone())
 
 
-def concluded(p: Problem, *, stored: bool = True) -> tuple[Softmax, Known]:
+def concluded(p: Problem, *, stored: bool = True) -> tuple[Watched, Known]:
     """A link that has concluded the chunk, and what it knows, of which repairs change the memory."""
-    link = Softmax(Operands(p, 1 / N, Needs(queries=True)))
+    link = Watched(Operands(p, 1 / N, Needs(queries=True)))
     width = link.operands.width
     E = None
     if stored:
@@ -89,12 +97,15 @@ def concluded(p: Problem, *, stored: bool = True) -> tuple[Softmax, Known]:
     return link, known
 
 
-def repaired(link: Softmax, known: Known, flagged: list[int]) -> None:
-    state = link.scores.state
-    state.shift_overflowed.zero_()[flagged] = 1
-    state.repairs_done.zero_()
+def repaired(link: Watched, known: Known, flagged: list[int]) -> None:
+    """Concludes the chunk once more, from sums of which those of some rows have overflowed."""
+    sums = link.sums.clone()
+    sums[:, [row - CHUNK.start for row in flagged]] = math.inf
     E = None if known.E is None else known.E._base
-    link.repair(CHUNK, E)
+    link.conclude_rows(CHUNK, sums, E)
+    assert link.scores.state.shift_overflowed[CHUNK].nonzero().flatten().tolist() == [
+        row - CHUNK.start for row in flagged
+    ]
 
 
 def combinations():
@@ -140,7 +151,7 @@ def test_a_repair_changes_the_shift_and_nothing_that_the_row_means(name, flagged
 def test_the_result_is_the_same_however_many_programs_share_a_block(name, monkeypatch):
     found = []
     for count in (1, 7, 100):
-        monkeypatch.setattr(repair, "multiprocessors", lambda _, count=count: count)
+        monkeypatch.setattr(row_stats, "multiprocessors", lambda _, count=count: count)
         link, known = concluded(problem(name))
         repaired(link, known, FLAGGED["of all blocks"])
         found.append(known)

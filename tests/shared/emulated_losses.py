@@ -233,7 +233,7 @@ def emulate(
         with (
             mock.patch.object(triton, "why_not", return_value=None),
             # So that several programs repair a block of rows.
-            mock.patch("fastqt.kernels.repair.multiprocessors", return_value=16),
+            mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
             emulated(gpu, schedule, seed, loss.descriptors, table, edit) as emulation,
         ):
@@ -309,12 +309,12 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
         "values",
     ),
     "a sum exchanges with another lane": (
-        *("cosines", 80, "query_gradient_kernel"),
+        *("cosines", 80, "gradient_kernel"),
         without(r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+, )1,", r"\g<1>2,"),
         "values",
     ),
     "the last block does not acquire": (
-        *("overflow, negatives", 80, "repair_rows_kernel"),
+        *("overflow, negatives", 80, "row_stats_kernel"),
         without(r"acq_rel", "relaxed"),
         "race",
     ),

@@ -149,17 +149,24 @@ def regions(tensors: list[Tensor]) -> list[Region]:
 
 def compiled(launch: Launch, gpu: Gpu, edit: Edit | None = None) -> Compiled:
     """A launch's kernel as PTX, without the assembler's work."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
+    from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, constants, alignments = specialised(launch)
     kind = GluonASTSource if launch.kernel.is_gluon() else ASTSource
     source = kind(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
+    return compiled_source(source, launch.options, gpu, edit)
+
+
+def compiled_source(source: Any, asked: dict[str, Any], gpu: Gpu, edit: Edit | None = None) -> Compiled:
+    """What Triton would compile, with options of a launch, as PTX."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
     target = GPUTarget("cuda", gpu.arch, 32)
     backend = make_backend(target)
-    options = backend.parse_options({**launch.options, **source.parse_options()})
+    options = backend.parse_options({**asked, **source.parse_options()})
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
     context = ir.context()
@@ -173,7 +180,7 @@ def compiled(launch: Launch, gpu: Gpu, edit: Edit | None = None) -> Compiled:
         if name == "cubin":
             break
         module = stage(module, metadata)
-    if edit is not None and edit.kernel == launch.kernel.__name__:
+    if edit is not None and edit.kernel == source.fn.__name__:
         changed = edit.change(module)
         if changed == module:
             raise ValueError(f"{edit.kernel}: the edit finds nothing to change")

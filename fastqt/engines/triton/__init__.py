@@ -112,8 +112,10 @@ def forward(p: Problem) -> Rows:
 @asked_again_if_none_is_left
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    computed = _computed(p, row_weight, needs)
-    return weighted_sum(computed.loss, row_weight), computed.gradients()
+    from fastqt.engines.triton import repeated
+
+    loss, gradients = repeated.computed(p, row_weight, needs, lambda: _computed(p, row_weight, needs))
+    return weighted_sum(loss, row_weight), gradients
 
 
 @asked_again_if_none_is_left

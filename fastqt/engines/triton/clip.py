@@ -25,7 +25,6 @@ from fastqt.engines.triton.loop import SUM_ROWS
 from fastqt.engines.triton.operands import Operands, fitting, ranges, room_for, scale_on, weighted_sum
 from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
-from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
 from fastqt.problem import (
     ClipProblem,
@@ -185,11 +184,8 @@ def _sum_up(rows: Softmax, columns: Softmax) -> None:
     for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
         _sum_chunk(rows, chunk, column_shifts, chunk_sums)
 
-    row_stats(column_sums, columns.scores.cells, columns.scores.state, 0)
-
-    for side, length in ((rows, o.N), (columns, o.M)):
-        for chunk in ranges(length, height):
-            side.repair(chunk)
+    for chunk in ranges(o.M, height):
+        columns.conclude_rows(chunk, column_sums[:, chunk])
 
 
 def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: Tensor) -> None:
@@ -209,7 +205,7 @@ def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: 
         tile_column_sums=tile_column_sums,
     )
 
-    row_stats(tile_row_sums, scores.cells, scores.state, chunk.start)
+    rows.conclude_rows(chunk, tile_row_sums)
     torch.sum(tile_column_sums, 0, out=column_sums)
 
 

@@ -109,7 +109,7 @@ class Loop:
 
         if self.column_sums is not None and self.scores.norms.candidates is not None:
             self.column_sums.div_(self.scores.norms.candidates)  # by which E is stored multiplied
-        self._finish_all_candidates()
+        self._finish_all_candidates(weighted=weighted is not None)
 
     def tiles(self, link: CellLink) -> None:
         """All gradients from tiles: dF adds up over a chunk's columns, dG over chunks of rows."""
@@ -206,6 +206,7 @@ class Loop:
             o.prob_scale,
             rows.start,
             rows.stop - rows.start,
+            offsets=o.p.targets.offsets,
             query_gradient=o.query_gradient,
             weighted_queries=weighted,
             row_negative_gradient=o.row_negative_gradient,
@@ -213,24 +214,30 @@ class Loop:
             inverse_norms=self.scores.norms.of_pair(o.blocks[0]),
         )
 
-    def _finish_all_candidates(self) -> None:
+    def _finish_all_candidates(self, *, weighted: bool = False) -> None:
         for block in self.operands.blocks:
-            self.finish_candidates(block, slice(0, block.matrix.shape[0]), block.product)
+            columns = slice(0, block.matrix.shape[0])
+            self.finish_candidates(block, columns, block.product, weighted=weighted)
 
-    def finish_candidates(self, block: Block, columns: slice, product: Tensor | None) -> None:
+    def finish_candidates(
+        self, block: Block, columns: slice, product: Tensor | None, *, weighted: bool = False
+    ) -> None:
         if block.gradient is None or product is None:
             return
         o = self.operands
         candidate_gradient_epilogue(
             o.p.queries,
+            block.matrix,
             o.scale,
             product,
+            self.scores.cells,
             o.weight_norm,
             o.prob_scale,
-            block.gradient[columns],
+            columns.start,
+            columns.stop - columns.start,
             by_column=self.scores.targets_by_column if block.first == 0 else None,
-            first_column=columns.start,
-            coefficients=self.scores.cells.coefficients,
-            candidates=block.matrix[columns] if o.p.normalize else None,
-            inverse_norms=self.scores.norms.of_pair(block, columns),
+            candidate_gradient=block.gradient,
+            weighted=weighted,
+            scale_gradient=o.scale_gradient,
+            inverse_norms=self.scores.norms.of_pair(block),
         )

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fastqt.engines.triton.operands import Operands
 from fastqt.engines.triton.scores import Scores
-from fastqt.kernels.repair import repair_rows
 from fastqt.kernels.row_products import multiply_overflowed_rows
 from fastqt.kernels.row_stats import row_stats
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores
@@ -42,8 +41,11 @@ class Softmax:
             for block in o.blocks:
                 self._exp(scores.tile(block, rows), E[:, block.columns])
             return
-        self._sum_up(rows, E)
-        self.repair(rows, E)
+        sums, parts = scores.tile_row_sums(rows)
+        for block, part in zip(o.blocks, parts, strict=True):
+            out = None if E is None else E[:, block.columns]
+            self._exp(scores.tile(block, rows), out, tile_row_sums=part)
+        self.conclude_rows(rows, sums, E)
 
     def begin(self, rows: slice) -> None:
         """Finds the shifts of some rows of float16 from their logsumexp."""
@@ -63,18 +65,20 @@ class Softmax:
         o, scores = self.operands, self.scores
         if o.prob_scale != 1:
             return
-        row_stats(tile_row_sums, scores.cells, scores.state, rows.start)
-        self.repair(rows)
+        self.conclude_rows(rows, tile_row_sums)
         if product is not None:
             for block in o.blocks:
                 tile, add = scores.tile(block, rows), block.first > 0
                 multiply_overflowed_rows(tile, o.copies.queries, o.scale, scores.state, product, add=add)
 
-    def repair(self, rows: slice, E: Tensor | None = None) -> None:
-        """Computes those rows again whose shift was too far off, against their true maximum."""
+    def conclude_rows(self, rows: slice, tile_row_sums: Tensor, E: Tensor | None = None) -> None:
+        """Concludes some rows from their sums by tiles.
+
+        Those whose shift was too far off are computed again, against their true maximum, in E too.
+        """
         o, scores = self.operands, self.scores
         tiles = [scores.tile(block, rows) for block in o.blocks]
-        repair_rows(tiles, o.copies.queries, o.scale, scores.cells, scores.state, E)
+        row_stats(tile_row_sums, tiles, o.copies.queries, o.scale, scores.cells, scores.state, E)
 
     def fill_weighted(self, tile: Tile, out: Tensor, tile_column_sums: Tensor | None) -> None:
         """Fills a tile of E times its rows' factors, once the rows are concluded."""
@@ -91,14 +95,6 @@ class Softmax:
     def _factors(self) -> Tensor:
         """The weights of all rows, (N,), to be read once all of them are concluded."""
         return self.column_weights(slice(None))
-
-    def _sum_up(self, rows: slice, E: Tensor | None) -> None:
-        """Fills E and concludes rows from their sums."""
-        sums, parts = self.scores.tile_row_sums(rows)
-        for block, part in zip(self.operands.blocks, parts, strict=True):
-            out = None if E is None else E[:, block.columns]
-            self._exp(self.scores.tile(block, rows), out, tile_row_sums=part)
-        row_stats(sums, self.scores.cells, self.scores.state, rows.start)
 
     def _exp(
         self,

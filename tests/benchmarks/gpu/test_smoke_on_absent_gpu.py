@@ -8,7 +8,7 @@ from benchmarks.gpu.stages import SCORES, smoke
 from tests.engines.triton import absent_library
 
 pytestmark = [*absent_library.marks, pytest.mark.slow]
-KERNELS = {"row_shifts_kernel", "scores_kernel", "row_stats_kernel", "query_gradient_kernel"}
+KERNELS = {"row_shifts_kernel", "scores_kernel", "row_stats_kernel", "gradient_kernel"}
 LARGE = {*KERNELS, "a kernel with descriptors", "warp_specialized_scores_kernel"}
 LAUNCHED = {
     "16-bit products into float32": set(),

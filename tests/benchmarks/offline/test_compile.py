@@ -32,7 +32,7 @@ TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Of constants that are neither on nor off, or have code of their own where they are off.
 CHOICES: dict[object, set[object]] = {
     "ROW_NEGATIVE": {0, 1, 2, 3},
-    ("query_gradient_kernel", "ROW_NEGATIVE"): {0, 1, 2},  # A score has no embedding.
+    ("gradient_kernel", "ROW_NEGATIVE"): {0, 1, 2},  # A score has no embedding.
     "DIAGONAL": {0, 1, 2},
     "SAMPLE_TILES": {2},
     "EVEN_M": {0, 1},

@@ -37,8 +37,8 @@ def test_an_unknown_kernel_is_named():
 
 
 def test_a_known_kernel_with_other_arguments_is_named():
-    with pytest.raises(ValueError, match=r"query_gradient_kernel: want the arguments .* got gradient"):
-        stored_event(launch_of("query_gradient_kernel", gradient=None))
+    with pytest.raises(ValueError, match=r"gradient_kernel: want the arguments .* got gradient"):
+        stored_event(launch_of("gradient_kernel", gradient=None))
 
 
 @pytest.mark.parametrize("descriptors", [False, True])

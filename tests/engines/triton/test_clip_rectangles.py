@@ -110,13 +110,13 @@ def test_sums_beside_pairs_that_are_certain():
 
 def test_rows_and_columns_whose_shift_overflowed_are_computed_again(monkeypatch):
     """Without pairs the shift of few candidates is 0, which scores of 130 overflow and of -130 underflow."""
-    redone, genuine = [], softmax.repair_rows
+    redone, genuine = [], softmax.row_stats
 
-    def repair_rows(tiles, queries, scale, cells, state, *more):
+    def row_stats(sums, tiles, queries, scale, cells, state, *more):
+        genuine(sums, tiles, queries, scale, cells, state, *more)
         redone.append(state.shift_overflowed.nonzero().flatten().tolist())
-        genuine(tiles, queries, scale, cells, state, *more)
 
-    monkeypatch.setattr(softmax, "repair_rows", repair_rows)
+    monkeypatch.setattr(softmax, "row_stats", row_stats)
     a, b, scale = batch((9,), 5, torch.float32)
     a[:, 0], b[:, 0] = 0, 10
     a[2, 0], a[4, 0] = 13, -13

@@ -200,13 +200,13 @@ def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, monkeypat
     exact = oracle.contrastive(*(x.detach().double().numpy() for x in (queries, candidates)), T)
     raised = []
 
-    def repair_rows(tiles, queries, scale, cells, state, *more):
+    def row_stats(sums, tiles, queries, scale, cells, state, *more):
+        genuine(sums, tiles, queries, scale, cells, state, *more)
         first = tiles[0].first_row
         raised.extend(state.shift_overflowed[first : first + tiles[0].rows].tolist())
-        genuine(tiles, queries, scale, cells, state, *more)
 
-    genuine = softmax.repair_rows
-    monkeypatch.setattr(softmax, "repair_rows", repair_rows)
+    genuine = softmax.row_stats
+    monkeypatch.setattr(softmax, "row_stats", row_stats)
     loss = fastqt.contrastive_loss(queries, candidates, backend="triton", memory=memory)
     found = torch.autograd.grad(loss, (queries, candidates))
     # All that point at candidates 5 and 9, but row 6, whose target is candidate 5.
@@ -232,15 +232,15 @@ def test_rows_of_any_chunk_overflow_against_candidates_or_negatives(loud, memory
     """With all that the repair has to leave out or to add: groups, a mask, a bias, row negatives."""
     for name, value in {"ROW_MULTIPLE": 5, "FAST_BYTES": 0, "LOW_BYTES": 0}.items():
         monkeypatch.setattr(operands, name, value)
-    flagged, genuine = set(), softmax.repair_rows
+    flagged, genuine = set(), softmax.row_stats
 
-    def repair_rows(tiles, queries, scale, cells, state, *more):
+    def row_stats(sums, tiles, queries, scale, cells, state, *more):
+        genuine(sums, tiles, queries, scale, cells, state, *more)
         first = tiles[0].first_row
         found = state.shift_overflowed[first : first + tiles[0].rows].nonzero().flatten() + first
         flagged.update(found.tolist())
-        genuine(tiles, queries, scale, cells, state, *more)
 
-    monkeypatch.setattr(softmax, "repair_rows", repair_rows)
+    monkeypatch.setattr(softmax, "row_stats", row_stats)
     N, K, D = 20, 9, 5
     generator = torch.Generator().manual_seed(0)
     queries, candidates, row_negatives = (torch.randn(N, D, generator=generator) for _ in range(3))
