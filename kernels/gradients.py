@@ -204,7 +204,7 @@ def gradient_kernel(
 
 @triton.jit
 def targets_of_row(i, by_row):
-    """The first of the targets of row i of a side, and how many there are: in lists, or of a band's offsets."""
+    """The first of the targets of row i of a side, and how many they are: in lists or of a band's offsets."""
     target_starts, _, offsets, K, _ = by_row
     first, count = i * 0, i * 0 + K
     if offsets is None:

@@ -115,7 +115,7 @@ def row_stats_kernel(
     negative_inverse_norms=None,  # (K,) float32
     out=None,  # (N, M + K): E
 ):
-    """Losses of a block of rows, and dL/dS at their exact cells, with other shifts where theirs overflowed."""
+    """Losses of a block of rows and dL/dS at their exact cells, with other shifts where theirs overflowed."""
     if FAR:
         stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
         stride_cm, stride_cd = strides_of_64_bits((stride_cm, stride_cd))
@@ -208,14 +208,14 @@ def row_stats_kernel(
     # No program of the block reads the shifts once the last one has counted.
     if concludes:
         if repairs:
-            of_tiles = repaired_maxima, repaired_row_sums
-            new_shift, new_others = combine_tiles(start_n + offs_n, flagged, highest, of_tiles, N, blocks, BLOCK)
+            i, of_tiles = start_n + offs_n, (repaired_maxima, repaired_row_sums)
+            new_shift, new_others = combine_tiles(i, flagged, highest, of_tiles, N, blocks, BLOCK)
             shift, others = tl.where(flagged, new_shift, shift), tl.where(flagged, new_others, others)
             tl.store(row_shift_log2 + row, shift, mask=flagged)
             tl.store(repairs_done + first_n + start_n, 0)
 
             if out is not None:
-                i, stored = start_n + offs_n, (out, stride_out_n)
+                stored = out, stride_out_n
                 rescale_block(i, flagged, shift, repaired_maxima, stored, (N, M), BLOCK_M, BLOCK)
                 if negatives is not None:
                     stored, maxima = (out + M, stride_out_n), repaired_maxima + of_negatives

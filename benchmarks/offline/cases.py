@@ -100,9 +100,7 @@ CASES = (
         D=300,
         wanted=("copy_rows_kernel ROUND", "scores_kernel out tile_row_sums -ROUND"),
     ),
-    Case(
-        "fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX", "row_stats_kernel -out")
-    ),
+    Case("fp16", dtype="float16", D=2400, wanted=("scores_kernel EPILOGUE=ROW_MAX", "row_stats_kernel -out")),
     Case(
         "fp16, mixed",
         dtype="float16",

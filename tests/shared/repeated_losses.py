@@ -13,6 +13,7 @@ import functools
 import gc
 import json
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -117,11 +118,9 @@ def main() -> None:
                 exact = [results(loss, batch) for batch in batches]
             repetitions.clear()
             again = [results(loss, batch) for batch in batches]
-            equal = [
-                torch.equal(a, b) for x, y in zip(exact, again, strict=True) for a, b in zip(x, y, strict=True)
-            ]
-            found = {"name": name, "repeated": len(repetitions), "wanted": wanted}
-            print(json.dumps({**found, "equal": all(equal), "reports": list(map(str, REPORTS))}), flush=True)
+            equal = all(map(torch.equal, chain(*exact), chain(*again)))
+            found = {"name": name, "repeated": len(repetitions), "wanted": wanted, "equal": equal}
+            print(json.dumps({**found, "reports": list(map(str, REPORTS))}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 What a loss of a small batch costs is the time of its host, which finds the same sizes, tiles and strides in
 every step of a training. The second computation of a kind is therefore noted: its launches and products, and
-of every address which tensor it is in. The next ones allocate one workspace in place of all temporary tensors,
-and repeat what was noted.
+of every address which tensor it is in. The next ones allocate one workspace in place of all temporary
+tensors, and repeat what was noted.
 
 Only computations that consist of launches, products and memory are noted; any other operation of torch's may
 depend on what it reads. A problem of a kind has embeddings and the targets of a band, and all else in common
@@ -13,7 +13,7 @@ with the others: sizes, strides, dtypes, options, scale (unless a tensor holds i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -67,20 +67,21 @@ class Pointer(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch, with the arguments that it was made with."""
+    """A launch, with the arguments that it was made with, among which no tensor is kept."""
 
     made: Any  # fastqt.kernels.plan.Launched
     pointers: tuple[Pointer, ...]
-    described: tuple[tuple[int, View, Any], ...]  # which arguments are tensor descriptors, of what
+    # Which arguments are tensor descriptors, of what, with the sizes of their blocks.
+    described: tuple[tuple[int, View, list[int]], ...]
 
     def repeat(self, stream: int, bases: Sequence[Tensor], addresses: Sequence[int]) -> None:
-        arguments = list(self.made.arguments)
+        arguments: list[Any] = list(self.made.arguments)
         for argument, base, offset in self.pointers:
             arguments[argument] = addresses[base] + offset
-        for argument, view, descriptor in self.described:
-            arguments[argument] = type(descriptor)(
-                view.of(bases), descriptor.shape, descriptor.strides, descriptor.block_shape
-            )
+        for argument, view, block in self.described:
+            from fastqt.kernels.plan import TensorDescriptor
+
+            arguments[argument] = TensorDescriptor.from_tensor(view.of(bases), block)
         self.made.repeat(stream, arguments)
 
 
@@ -274,7 +275,7 @@ class _UnknownAddressError(Exception):
 
 
 class _Places:
-    """Which tensor an address is in, and where; addresses within constants are the same at each repetition."""
+    """Which tensor an address is in, and where. Those within constants are the same at each repetition."""
 
     def __init__(self, p: Problem, results: Sequence[Tensor], notes: _Notes) -> None:
         self.constants = [_interval(x) for x in (*notes.constants, *_targets(p))]
@@ -295,9 +296,7 @@ class _Places:
         """The place of the tensor among a step's and the offset in bytes; None within a constant."""
         if any(first <= address < last for first, last in self.constants):
             return None
-        places = [
-            (i, at + address - first) for first, last, i, at in self.bases if first <= address < last
-        ]
+        places = [(i, at + address - first) for first, last, i, at in self.bases if first <= address < last]
         if len(places) != 1:
             raise _UnknownAddressError
         return places[0]
@@ -340,10 +339,12 @@ def _launch(made: Any, places: _Places) -> Launch:
         place = places.of(made.arguments[argument])
         if place is not None:
             pointers.append(Pointer(argument, *place))
-    for argument, value in enumerate(made.arguments):
+    arguments = list(made.arguments)
+    for argument, value in enumerate(arguments):
         if isinstance(value, TensorDescriptor):
-            described.append((argument, places.view(value.base), value))
-    return Launch(made, tuple(pointers), tuple(described))
+            described.append((argument, places.view(value.base), value.block_shape))
+            arguments[argument] = None
+    return Launch(replace(made, arguments=tuple(arguments)), tuple(pointers), tuple(described))
 
 
 def _product(function: Any, args: Any, kwargs: Any, places: _Places) -> Product:

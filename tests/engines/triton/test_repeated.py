@@ -1,4 +1,4 @@
-"""Computations that are repeated have the bits of those that are not, by kernels that the emulator executes."""
+"""Repeated computations have the bits of those that are not; the emulator executes their kernels."""
 
 import json
 import os
