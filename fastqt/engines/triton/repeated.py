@@ -12,8 +12,9 @@ with the others: sizes, strides, dtypes, options, scale (unless a tensor holds i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -71,17 +72,11 @@ class Launch:
 
     made: Any  # fastqt.kernels.plan.Launched
     pointers: tuple[Pointer, ...]
-    # Which arguments are tensor descriptors, of what, with the sizes of their blocks.
-    described: tuple[tuple[int, View, list[int]], ...]
 
     def repeat(self, stream: int, bases: Sequence[Tensor], addresses: Sequence[int]) -> None:
         arguments: list[Any] = list(self.made.arguments)
         for argument, base, offset in self.pointers:
             arguments[argument] = addresses[base] + offset
-        for argument, view, block in self.described:
-            from fastqt.kernels.plan import TensorDescriptor
-
-            arguments[argument] = TensorDescriptor.from_tensor(view.of(bases), block)
         self.made.repeat(stream, arguments)
 
 
@@ -108,6 +103,12 @@ class Step:
     results: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # names, shapes and dtypes
     workspace: int  # bytes of temporary tensors
     constants: tuple[Tensor, ...]  # which launches read and nothing writes
+
+    @functools.cached_property
+    def kernels(self) -> list[Any]:
+        """Each once."""
+        kernels = (event.made.kernel for event in self.events if isinstance(event, Launch))
+        return list({id(kernel): kernel for kernel in kernels}.values())
 
     def repeat(self, p: Problem) -> dict[str, Tensor]:
         """The results for a problem of the same kind, by their names."""
@@ -199,7 +200,7 @@ def _inputs(p: Problem) -> tuple[Tensor, ...]:
 def _may_be_repeated(step: Step) -> bool:
     from fastqt.kernels.plan import may_be_repeated
 
-    return may_be_repeated({event.made.kernel for event in step.events if isinstance(event, Launch)})
+    return bool(may_be_repeated(step.kernels))
 
 
 def _has_room(p: Problem) -> bool:
@@ -222,7 +223,7 @@ class _Notes(TorchDispatchMode):
     """Notes what a computation does, in its order, and keeps its tensors meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.allocated: list[Tensor] = []
         self.constants: list[Tensor] = []
         self.products: list[tuple[int, Any, Any, Any]] = []  # each with how many launches are before it
@@ -233,11 +234,11 @@ class _Notes(TorchDispatchMode):
 
         self._noted = noted()
         self.launches = self._noted.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._noted.__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -271,7 +272,7 @@ class _Notes(TorchDispatchMode):
 
 
 class _UnknownAddressError(Exception):
-    """An address is in none of the tensors of a problem, or in several."""
+    """An address is in none of the tensors of a problem, in several, or in a descriptor."""
 
 
 class _Places:
@@ -334,17 +335,15 @@ def _events(notes: _Notes, places: _Places) -> Iterator[Launch | Product]:
 def _launch(made: Any, places: _Places) -> Launch:
     from fastqt.kernels.plan import TensorDescriptor
 
-    pointers, described = [], []
+    # A descriptor holds an address and would have to be made anew each time.
+    if any(isinstance(value, TensorDescriptor) for value in made.arguments):
+        raise _UnknownAddressError
+    pointers = []
     for argument in made.pointers:
         place = places.of(made.arguments[argument])
         if place is not None:
             pointers.append(Pointer(argument, *place))
-    arguments = list(made.arguments)
-    for argument, value in enumerate(arguments):
-        if isinstance(value, TensorDescriptor):
-            described.append((argument, places.view(value.base), value.block_shape))
-            arguments[argument] = None
-    return Launch(replace(made, arguments=tuple(arguments)), tuple(pointers), tuple(described))
+    return Launch(made, tuple(pointers))
 
 
 def _product(function: Any, args: Any, kwargs: Any, places: _Places) -> Product:
