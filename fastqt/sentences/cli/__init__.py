@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fastqt.errors import InputError
-from fastqt.sentences.cli import analogy, compilation, evaluate, mine, retrieve
+from fastqt.sentences.cli import analogy, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.arguments import BAD_INPUT, build_parser
 from fastqt.sentences.cli.inference import INFERENCE, take_inference
 from fastqt.sentences.errors import OtherRankError
@@ -306,6 +306,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "analogy": analogy.run,
     "retrieve": retrieve.run,
     "mine": mine.run,
+    "export": export.run,
     "compile": compilation.run,
     "bench": _bench,
     "config": _config,

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
-from fastqt.sentences.cli import analogy, compilation, evaluate, mine, retrieve
+from fastqt.sentences.cli import analogy, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.inference import add_inference
 from fastqt.sentences.cli.kinds import Appended, add_device, add_value, several
 from fastqt.sentences.cli.kinds import integer as _integer
@@ -250,6 +250,7 @@ def build_parser() -> argparse.ArgumentParser:
     analogy.add_parser(commands)
     retrieve.add_parser(commands)
     mine.add_parser(commands)
+    export.add_parser(commands)
 
     compilation.add_parser(commands)
     commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")

@@ -120,4 +120,15 @@ def run(
     print(results.table(beside))
     if json is not None:
         results.save(Path(json), **about)
+        _renew_card(Path(model), Path(json))
     return 0
+
+
+def _renew_card(run: Path, results: Path) -> None:
+    """Has the model card of a run show the results that were stored beside it."""
+    from fastqt.sentences.inference.encoder import SentenceEncoder
+    from fastqt.sentences.runs.card import progress_of, save_card
+    from fastqt.sentences.runs.checkpoint import EVALUATION
+
+    if run.is_dir() and results.resolve() == (run / EVALUATION).resolve():
+        save_card(run, SentenceEncoder.load(run, "cpu").model, progress_of(run))

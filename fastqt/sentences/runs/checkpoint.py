@@ -21,6 +21,7 @@ from fastqt.sentences.runs.tensor_files import metadata_of, open_tensors, save_t
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
 METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
 EVALUATION = "evaluation.json"
+CARD = "README.md"
 VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.card import save_card
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
 from fastqt.sentences.runs.model import choose_device
@@ -77,6 +78,8 @@ def train(
 
     QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
     and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
+
+    A training that has ended writes README.md too, the model card, unless the user has written or edited it.
 
     `profile` is a .json file for a trace of some steps of rank 0, see `fastqt.sentences.train.profiling`.
     """
@@ -366,6 +369,9 @@ class Trainer:
             # again; the other way round, a finished training could keep an old model.
             if not self.measurements.best.is_kept:
                 checkpoint.save_model(self.directory / checkpoint.MODEL, self.average.model)
+            if self.has_ended:
+                save_card(self.directory, self.model, progress)
+
             path = self.directory / checkpoint.CHECKPOINT
             if not self.has_ended or self.config.keep_checkpoint:
                 state = self.average.state()

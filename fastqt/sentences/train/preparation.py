@@ -91,7 +91,7 @@ def own_directory(directory: Path) -> Iterator[None]:
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         with _locked_directory(directory):
-            for name in (*RUN_FILES, checkpoint.CORPUS):
+            for name in (*RUN_FILES, checkpoint.CORPUS, checkpoint.CARD):
                 # A training that was killed leaves behind what it was writing.
                 for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
                     partial.unlink()

@@ -1,0 +1,36 @@
+"""fastqt export: a trained model as files that other libraries load."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fastqt.sentences.cli.kinds import path
+
+FORMATS = ("sentence-transformers", "onnx", "safetensors")
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command's options to the subparsers of `fastqt`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "export",
+        help="write a model for sentence-transformers, as ONNX, or as safetensors",
+        description="Writes the encoder of a trained model, its vocabulary and a model card. The vectors are "
+        "those of fastqt embed.",
+    )
+    parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="what to write")
+    parser.add_argument("--out", required=True, type=path, metavar="DIR", help="directory to write")
+    parser.add_argument("--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace DIR if it holds nothing but an earlier export"
+    )
+
+
+def run(model: str, format: str, out: str, raw: bool, overwrite: bool) -> int:
+    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
+    from fastqt.sentences.inference.export import export_run
+
+    width = export_run(model, out, format, normalize=not raw, overwrite=overwrite)
+    print(f"{out}: {format}, vectors of width {width}")
+    return 0

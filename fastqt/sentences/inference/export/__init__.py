@@ -1,0 +1,58 @@
+"""Exports a trained model to files that other libraries load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastqt._version import __version__
+from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.export.folder import check_folder, new_folder
+from fastqt.sentences.inference.export.library_folder import LIBRARY, library_usage, write_library_folder
+from fastqt.sentences.inference.export.onnx_file import onnx_usage, write_onnx
+from fastqt.sentences.inference.export.safetensors_folder import USAGE as SAFETENSORS_USAGE
+from fastqt.sentences.inference.export.safetensors_folder import write_safetensors
+from fastqt.sentences.inference.halves import halves_of
+from fastqt.sentences.runs.card import card_text, progress_of
+from fastqt.sentences.runs.checkpoint import CARD, CONFIG, write_text
+from fastqt.sentences.runs.config import TrainConfig
+
+FORMATS = (LIBRARY, "onnx", "safetensors")
+
+
+def export_run(
+    run: str | Path, out: str | Path, format: str, *, normalize: bool = True, overwrite: bool = False
+) -> int:
+    """Writes the encoder of a run as a directory in one of `FORMATS`; returns the width of its vectors.
+
+    The vectors are those that `fastqt embed` writes, with `normalize` as there. What was written in the first
+    two formats is loaded and compared with them before it takes its place. `out` is a new directory, or with
+    `overwrite` one that an earlier call wrote. It gets a model card, README.md, too.
+    """
+    run, out = Path(run), Path(out)
+    if format not in FORMATS:
+        raise InputError(f"format: want one of {', '.join(FORMATS)}, got {format!r}")
+    check_folder(out, overwrite=overwrite)
+
+    encoder = SentenceEncoder.load(run, "cpu", with_digest=True)
+    config = TrainConfig.load(run / CONFIG)
+    halves = len(halves_of(encoder.model))
+    about: dict[str, object] = {
+        "format": format,
+        "fastqt": __version__,
+        "normalize": normalize,
+        "prompts": encoder.prompts._asdict(),
+        "model": encoder.digest,
+    }
+    with new_folder(out, about) as folder:
+        if format == LIBRARY:
+            write_library_folder(folder, run, encoder, config, normalize=normalize)
+            usage = library_usage(config, halves)
+        elif format == "onnx":
+            write_onnx(folder, encoder, normalize=normalize)
+            usage = onnx_usage(config)
+        else:
+            write_safetensors(folder, encoder, config, normalize=normalize)
+            usage = SAFETENSORS_USAGE
+        write_text(folder / CARD, card_text(run, encoder.model, progress_of(run), usage))
+    return encoder.model.embedding_dim

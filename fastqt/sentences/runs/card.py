@@ -1,0 +1,238 @@
+"""The model card of a run: README.md, in the form of those on the Hugging Face Hub.
+
+It follows from the other files of the run, and has no times and no dates. A training that was resumed
+therefore writes the same card as one that was not stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastqt._version import __version__
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import field, has_type, parse_object, read_object
+from fastqt.sentences.runs.checkpoint import (
+    CARD,
+    CHECKPOINT,
+    CONFIG,
+    EVALUATION,
+    METRICS,
+    read_progress,
+    write_text,
+)
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.digests import joined_digest
+from fastqt.sentences.runs.model import Model, model_digest
+from fastqt.sentences.runs.optimiser_options import DEV_MEASURE, measure_of_best
+from fastqt.sentences.runs.progress import Progress, read_finished
+from fastqt.sentences.runs.run_settings import RunSettings
+from fastqt.sentences.text.reader import STDIN
+
+STAMP = "<!-- fastqt wrote this page, and writes it anew while this stamp fits it: "  # then its CRC-32
+NO_FIGURES = ("step", "epoch")  # of metrics.jsonl
+OF_THE_CLOCK = ("seconds", "_per_second", "_bytes")  # endings of what differs from one machine to another
+NO_RESULTS = ("subsets", "folds", "C", "t", "sizes")  # what evaluation.json has beside the figures of a task
+NORMALISED = "model False"  # how `fastqt evaluate` calls vectors of norm 1 in the digest that it stores
+LONGEST_CELL = 1000  # characters
+LARGEST_FILE = 1 << 26  # bytes of an evaluation.json
+
+LOADING = """\
+```python
+from fastqt.sentences.inference.encoder import SentenceEncoder
+
+encoder = SentenceEncoder.load(".")  # the directory of this page
+vectors = encoder.encode(["a sentence", "another one"])  # float32, a row for each sentence
+```
+"""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How the files beside a card are loaded."""
+
+    library: str = "fastqt"  # as the Hub names libraries
+    text: str = LOADING
+
+
+def save_card(directory: Path, model: Model, progress: Progress | None) -> None:
+    """Writes the card of a run, unless a README.md is there that fastqt did not write, or that was edited."""
+    path = directory / CARD
+    if is_ours(path):
+        write_text(path, card_text(directory, model, progress))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a card may be written to a path: there is none yet, or one that nobody has changed."""
+    if not path.exists():
+        return True
+    try:
+        text, mark, stamp = path.read_text(encoding="utf-8").rpartition(STAMP)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(mark) and stamp == _stamp(text).removeprefix(STAMP)
+
+
+def progress_of(directory: Path) -> Progress | None:
+    """The progress of a run, finished or not; None for a directory that `fastqt expand` wrote."""
+    if (finished := read_finished(directory)) is not None:
+        return finished
+    path = directory / CHECKPOINT
+    return read_progress(path) if path.exists() else None
+
+
+def card_text(directory: Path, model: Model, progress: Progress | None, usage: Usage | None = None) -> str:
+    """The card of a run with this model; by default `usage` is that of the run's directory itself."""
+    config, usage = TrainConfig.load(directory / CONFIG), usage or Usage()
+    parts = [
+        _front_matter(config, usage),
+        _opening(config, model),
+        "## How to load it\n",
+        usage.text,
+        "## Data\n",
+        _data(config, progress),
+        "## Options\n",
+        "Those that differ from the defaults, and those whose defaults depend on the model.\n",
+        _table(("option", "value"), _options(config)),
+    ]
+    if figures := _figures(directory, config):
+        parts += ["## Figures of the training\n", *figures]
+    if results := _results(directory):
+        parts += [
+            "## Evaluation\n",
+            f"By `fastqt evaluate`, from {EVALUATION}.\n",
+            _table(("task", "value"), results),
+        ]
+    versions = [("fastqt", __version__), ("torch", torch.__version__)]
+    parts += ["## Versions\n", _table(("library", "version"), versions)]
+
+    text = "\n".join(parts) + "\n"
+    return text + _stamp(text)
+
+
+def _stamp(text: str) -> str:
+    return f"{STAMP}{zlib.crc32(text.encode()):08x} -->\n"
+
+
+def _front_matter(config: TrainConfig, usage: Usage) -> str:
+    """The YAML that the Hub reads. The licence of the data is not known here, so there is none."""
+    tags = ["sentence-similarity", "feature-extraction", "fastqt", config.model]
+    if usage.library != "fastqt":
+        tags.insert(0, usage.library)
+    return "\n".join(
+        ["---", f"library_name: {usage.library}", "tags:", *(f"- {tag}" for tag in tags), "---\n"]
+    )
+
+
+def _opening(config: TrainConfig, model: Model) -> str:
+    parameters = sum(each.numel() for each in model.parameters())
+    return (
+        f"# {config.model}, encoder {config.encoder}\n\n"
+        f"Vectors of sentences, of width {model.embedding_dim}, from a model with {parameters:,} parameters "
+        "that `fastqt train` has trained.\n"
+    )
+
+
+def _data(config: TrainConfig, progress: Progress | None) -> str:
+    """The names of the files, without their folders, with what identifies them."""
+    names = ["standard input" if name == STDIN else Path(name).name for name in config.corpus]
+    if progress is None or len(progress.corpus_digests) != len(names):
+        return _table(("file",), [(name,) for name in names])
+    rows = [
+        (name, f"{size:,}", f"`{digest}`")
+        for name, size, digest in zip(names, progress.corpus_bytes, progress.corpus_digests, strict=True)
+    ]
+    sentences = f"\n{progress.sentences:,} sentences, or rows of texts.\n"
+    return _table(("file", "bytes", "SHA-256"), rows) + sentences
+
+
+def _options(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """The options but for those that do not change the model."""
+    of_the_run = {each.name for each in fields(RunSettings)}
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        if setting.name == "corpus" or setting.name in of_the_run or value in (None, setting.default):
+            continue
+        is_text = setting.name.endswith("prompt")  # which may have slashes, and is no path
+        shown = value if is_text else _shown(value)
+        yield f"`--{setting.name.replace('_', '-')}`", f"`{shown}`"
+
+
+def _shown(value: Any) -> str:
+    """A value as on a command line; of a path only the name, because a card is published."""
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    if isinstance(value, str):
+        return Path(value).name or value
+    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _figures(directory: Path, config: TrainConfig) -> list[str]:
+    """The last figures of metrics.jsonl, or those of the step whose model was kept; none without reports."""
+    path = directory / METRICS
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [parse_object(line, path) for line in text.splitlines()]
+    if not lines:
+        return []
+
+    kept, which = _best(lines, measure_of_best(config)), "the best one on held-out data, which was kept"
+    if kept is None:
+        kept, which = lines[-1], "the last report"
+    rows = [
+        (name.replace("_", " "), f"{value:.4f}") for name, value in kept.items() if _is_figure(name, value)
+    ]
+    return [f"Step {field(kept, 'step', int, path):,}: {which}.\n", _table(("figure", "value"), rows)]
+
+
+def _best(lines: list[dict[str, Any]], measure: str | None) -> dict[str, Any] | None:
+    """The line of the model that was kept, where a figure of validations chooses it."""
+    by_pairs = measure == DEV_MEASURE
+    judged = [
+        line
+        for line in lines
+        if measure in line and not math.isnan(line[measure]) and (by_pairs or line.get("step"))
+    ]
+    sign = 1 if by_pairs else -1
+    return max(judged, key=lambda line: sign * float(line[measure]), default=None) if measure else None
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    return has_type(value, float) and name not in NO_FIGURES and not name.endswith(OF_THE_CLOCK)
+
+
+def _results(directory: Path) -> list[tuple[str, str]]:
+    """The figures of evaluation.json; none if it is of another model than the one that is there now."""
+    path = directory / EVALUATION
+    if not path.exists():
+        return []
+    try:
+        results = read_object(path, most_bytes=LARGEST_FILE)
+    except InputError:  # a file that users put there, whose damage must not keep a training from its end
+        return []
+    of_this_model = joined_digest(NORMALISED, model_digest(directory))
+    if results.get("sha256") != of_this_model or not has_type(results.get("tasks"), dict):
+        return []
+    return list(_flat(results["tasks"]))
+
+
+def _flat(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in figures.items():
+        if name in NO_RESULTS:
+            continue
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name} ")
+        elif has_type(value, float):
+            yield f"{prefix}{name}", f"{value:.4f}"
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    """A table in Markdown. A bar within a cell would end it, and a line break the table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    cells = [[one_line(cell, LONGEST_CELL).replace("|", "\\|") for cell in row] for row in lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
