@@ -11,15 +11,17 @@ from tests.shared.migrating_on_ranks import run, trained_retriever
 from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
 from tests.shared.ranks import Ranks
 
-HOW_TO = ("train", "embed", "evaluate", "search", "retriever", "distributed", "16-bit", "gpu")
+HOW_TO = ("train", "embed", "evaluate", "search", "retriever", "export", "distributed", "16-bit", "gpu")
 NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))
 # Libraries that a page's blocks import beside torch and fastqt.
 NEEDS = {
     "migrating.md": ("sentence_transformers", "pytorch_metric_learning"),
     "how-to/evaluate.md": ("sklearn",),
+    "how-to/export.md": ("sentence_transformers", "onnx", "onnxscript", "onnxruntime"),
 }
-SLOW = ("migrating.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md")
-WITH_COMMANDS = tuple(f"how-to/{name}.md" for name in ("train", "embed", "evaluate", "search", "retriever"))
+SLOW = ("migrating.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md", "how-to/export.md")
+COMMANDS = ("train", "embed", "evaluate", "search", "retriever", "export")
+WITH_COMMANDS = tuple(f"how-to/{name}.md" for name in COMMANDS)
 each_page = pytest.mark.parametrize("page", NAMES)
 
 
@@ -98,6 +100,8 @@ NARROW = ["--word-dim", "10"]  # where no option of a page depends on the width
 def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="the extra eval is not installed")
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    for library in NEEDS.get(page, ()):
+        pytest.importorskip(library, reason=f"{library} is not installed")
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)

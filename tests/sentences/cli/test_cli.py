@@ -29,6 +29,7 @@ def test_train_embed_and_neighbors(planted, tmp_path, capsys):
         "metrics.jsonl",
         "model.safetensors",
         "finished.json",
+        "README.md",
     }
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"step", "loss", "forward_accuracy", "backward_accuracy", "sentences_per_second"} < line.keys()

@@ -127,6 +127,7 @@ def assert_whole(run):
         "model.safetensors",
         "checkpoint.safetensors",
         "finished.json",
+        "README.md",
         ".lock",
     }
     if (run / "checkpoint.safetensors").exists():

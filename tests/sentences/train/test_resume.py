@@ -40,6 +40,7 @@ def assert_same_run(one, other):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert metrics_without_times(one) == metrics_without_times(other)
+    assert (one / "README.md").read_bytes() == (other / "README.md").read_bytes()
     assert not list(one.glob("*.partial"))
 
 

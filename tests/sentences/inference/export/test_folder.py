@@ -1,0 +1,94 @@
+"""A directory is written whole or not at all, and nothing of the user's is lost."""
+
+import json
+import stat
+
+import pytest
+
+from fastqt.errors import InputError
+from fastqt.sentences.inference import export
+from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.export import export_run, folder
+from fastqt.sentences.inference.export.probes import check_vectors
+from tests.shared.stored_runs import write_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_an_export_lists_its_files_which_all_can_read(run, tmp_path):
+    (tmp_path / "out").mkdir()  # an empty directory is as good as none
+    export_run(run, tmp_path / "out", "safetensors")
+    about = json.loads((tmp_path / "out/export.json").read_text())
+    assert set(about["files"]) == set(contents(tmp_path / "out"))
+    assert about["model"] == SentenceEncoder.load(run, with_digest=True).digest
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
+    assert modes == {stat.S_IMODE((run / "config.json").stat().st_mode)}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
+
+
+def test_a_directory_with_files_is_kept(run, tmp_path):
+    export_run(run, tmp_path / "out", "safetensors")
+    before = contents(tmp_path / "out")
+    with pytest.raises(InputError, match=r"out: want a new directory, or --overwrite"):
+        export_run(run, tmp_path / "out", "safetensors")
+    (tmp_path / "out/notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"overwrite: want .*, got notes\.txt in "):
+        export_run(run, tmp_path / "out", "safetensors", overwrite=True)
+    with pytest.raises(InputError, match=r"overwrite: want .*, got config\.json in "):
+        export_run(run, run, "safetensors", overwrite=True)
+    assert contents(tmp_path / "out") == before | {"notes.txt": b"mine"}
+
+
+def test_an_export_is_replaced(run, tmp_path):
+    export_run(run, tmp_path / "out", "safetensors")
+    other = write_run(tmp_path / "other", encoder="gru")
+    export_run(other, tmp_path / "out", "safetensors", normalize=False, overwrite=True)
+    assert not json.loads((tmp_path / "out/encoder.json").read_text())["normalize"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "other", "out"}
+
+
+@pytest.mark.parametrize("moment", ["while it is written", "in its place"])
+def test_a_failure_leaves_what_was_there(run, tmp_path, monkeypatch, moment):
+    export_run(run, tmp_path / "out", "safetensors")
+    before = contents(tmp_path / "out")
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    if moment == "while it is written":
+        monkeypatch.setattr(export, "card_text", fail)
+    else:
+        rename = type(tmp_path).rename
+        monkeypatch.setattr(
+            type(tmp_path),
+            "rename",
+            lambda path, to: fail() if path.suffix == folder.PARTIAL else rename(path, to),
+        )
+    for out, overwrite in (("out", True), ("new", False)):
+        with pytest.raises(OSError, match="No space left"):
+            export_run(run, tmp_path / out, "safetensors", overwrite=overwrite)
+    assert contents(tmp_path / "out") == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
+
+
+def test_other_vectors_are_not_written(run):
+    """What another library computes differently, even one text alone or one row of NaN, is refused."""
+    encoder = SentenceEncoder.load(run, "cpu")
+    check_vectors(encoder, lambda texts: encoder.encode(list(texts)), normalize=True, format="x")
+    for change in (1e-4, float("nan")):
+        with pytest.raises(InputError, match=r"format: the vectors in x differ from those of this model by"):
+            check_vectors(
+                encoder,
+                lambda texts, change=change: encoder.encode(list(texts)) + change * (len(texts) == 1),
+                normalize=True,
+                format="x",
+            )
+    with pytest.raises(InputError, match=r"gives vectors of shape \(6, 8\), want \(6, 16\)"):
+        check_vectors(encoder, lambda texts: encoder.encode(list(texts))[:, :8], normalize=True, format="x")
