@@ -15,13 +15,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from setuptools import setup
 
 CUDA_ARCHITECTURES = "8.0;9.0a;10.0+PTX"
 EXPORTS = Path("csrc/exports.map")
-
+CUDA_GLIBC = Path("csrc/cuda/glibc.cpp")  # names the functions of glibc that CUDA's static runtime calls
 
 WITHOUT = """
 fastqt: building without its compiled extension, because {reason}.
@@ -81,6 +84,11 @@ def sources(*suffixes: str) -> list[str]:
     return sorted(str(path) for path in Path("csrc").rglob("*") if path.suffix in suffixes)
 
 
+def links_old_glibc() -> bool:
+    """Whether the library is linked so that it loads with glibc 2.28, whichever newer one is here."""
+    return platform.libc_ver()[0] == "glibc" and platform.machine() in ("x86_64", "aarch64")
+
+
 def hardening(torch_include: str) -> tuple[list[str], list[str]]:
     """Flags of the compiler and of the linker against what memory errors are used for, on Linux.
 
@@ -106,7 +114,7 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
         "-Wl,-z,noexecstack",
         f"-Wl,--version-script={EXPORTS.resolve()}",
     ]
-    if platform.libc_ver()[0] == "glibc" and platform.machine() in ("x86_64", "aarch64"):
+    if links_old_glibc():
         link_flags += ["-Wl,--wrap=exp", "-Wl,--wrap=log"]  # csrc/glibc.cpp says why
 
     # Python's own flags ask for debugging symbols, four fifths of the file.
@@ -138,12 +146,22 @@ def link_flags() -> list[str]:
     return ["-Wl,-exported_symbol,_PyInit__C"] if sys.platform == "darwin" else []
 
 
-def cuda_build(hardened: list[str]) -> tuple[list[str], dict[str, list[str]], list[str], list[str]]:
-    """The sources with kernels, the libraries that they need, and the flags of nvcc and of the linker."""
+class CudaBuild(NamedTuple):
+    """What CUDA code adds to the build of the extension; nothing where there is none."""
+
+    sources: Sequence[str] = ()
+    libraries: Mapping[str, list[str]] = MappingProxyType({})  # and where they are
+    nvcc: Sequence[str] = ()  # flags, as the following
+    macros: Sequence[tuple[str, str]] = ()
+    link: Sequence[str] = ()
+
+
+def cuda_build(hardened: list[str]) -> CudaBuild:
+    """What the kernels need, if there is an nvcc to compile them."""
     kernels, home = sources(".cu"), cuda_home()
     if not kernels or home is None:
         print("fastqt: building without CUDA code (no nvcc, or none wanted)", file=sys.stderr)
-        return [], {}, [], []
+        return CudaBuild()
     from torch.utils import cpp_extension
 
     cpp_extension.CUDA_HOME = str(home)  # a torch without CUDA does not look for it
@@ -152,10 +170,17 @@ def cuda_build(hardened: list[str]) -> tuple[list[str], dict[str, list[str]], li
         "libraries": ["cudart_static", "rt", "pthread", "dl"],
         "library_dirs": [str(home / "lib64")],
     }
+    macros = []
+    # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
+    link = ["-Wl,--no-as-needed", "-ltorch"]
+    if links_old_glibc():  # csrc/cuda/glibc.cpp says why
+        macros.append(("FASTQT_CUDA_ON_GLIBC", "1"))
+        names = re.findall(r"^(?:FIRST|OF_VERSION)\((\w+)", CUDA_GLIBC.read_text(), re.MULTILINE)
+        link += [f"-Wl,--wrap={name}" for name in names]
+
     host = [part for flag in (*hardened, "-fvisibility=hidden") for part in ("-Xcompiler", flag)]
     nvcc = ["-O3", "-std=c++20", "--threads=0", *host, "-Xfatbin", "-compress-all"]
-    # What of torch's CUDA half is used is weak, and there where libtorch brings it: keep that loaded.
-    return kernels, libraries, nvcc, ["-Wl,--no-as-needed", "-ltorch"]
+    return CudaBuild(kernels, libraries, nvcc, macros, link)
 
 
 def native_build() -> dict[str, object]:
@@ -169,17 +194,21 @@ def native_build() -> dict[str, object]:
     from torch.utils import cpp_extension
 
     hardened, link = hardening(cpp_extension.include_paths()[0])
-    kernels, libraries, nvcc, cuda_link = cuda_build(hardened)
+    cuda = cuda_build(hardened)
     extension = cpp_extension.CppExtension(
         "fastqt._C",
-        sources=[*sources(".cpp"), *kernels],
+        sources=[*sources(".cpp"), *cuda.sources],
         include_dirs=[str(Path("csrc").resolve())],
         depends=[*sources(".h", ".cuh"), str(EXPORTS)],
-        define_macros=[("TORCH_TARGET_VERSION", "0x020b000000000000"), ("Py_LIMITED_API", "0x030a0000")],
-        extra_compile_args={"cxx": [*cpu_flags(), *hardened], "nvcc": nvcc},
-        extra_link_args=[*link, *link_flags(), *cuda_link],
+        define_macros=[
+            ("TORCH_TARGET_VERSION", "0x020b000000000000"),
+            ("Py_LIMITED_API", "0x030a0000"),
+            *cuda.macros,
+        ],
+        extra_compile_args={"cxx": [*cpu_flags(), *hardened], "nvcc": [*cuda.nvcc]},
+        extra_link_args=[*link, *link_flags(), *cuda.link],
         py_limited_api=True,
-        **libraries,
+        **cuda.libraries,
     )
     return {
         "ext_modules": [extension],
@@ -214,4 +243,34 @@ def description() -> str:
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
-setup(long_description=description(), long_description_content_type="text/markdown", **native_build())
+PAGES = {  # of a project: below its address, where a forge has them
+    "Homepage": "",
+    "Documentation": "/tree/main/docs",
+    "Changelog": "/blob/main/CHANGELOG.md",
+    "Source": "",
+    "Issues": "/issues",
+}
+
+
+def project_urls() -> dict[str, str]:
+    """The addresses of a project's pages, for the metadata of packages that are distributed.
+
+    FASTQT_URL is the address of the repository, such as https://example.org/name/fastqt; FASTQT_DOCS_URL is
+    that of the built pages, if there is one. Without the first there are none: who distributes a package, of
+    this repository or of a fork, says where its users find it.
+    """
+    url = os.environ.get("FASTQT_URL", "").rstrip("/")
+    docs = os.environ.get("FASTQT_DOCS_URL", "").rstrip("/")
+    for name, value in (("FASTQT_URL", url), ("FASTQT_DOCS_URL", docs)):
+        if value and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+            raise SystemExit(f"fastqt: {name}: want an address that begins with https://, got {value!r}")
+    urls = {name: url + page for name, page in PAGES.items()} if url else {}
+    return {**urls, "Documentation": docs} if docs else urls
+
+
+setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
+    project_urls=project_urls(),
+    **native_build(),
+)

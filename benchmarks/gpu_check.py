@@ -12,8 +12,9 @@ run the second, which writes the tiles that it found to kernels/tuned/.
 
     python -m benchmarks.gpu_check                                     # all but tuning, in one run
 
-stores benchmarks/results/gpu/*.json. `--quick` does less of everything; `--dry-run --out PATH` runs tiny
-problems on a CPU, in Triton's interpreter.
+stores benchmarks/results/gpu/*.json. `--quick` does less of everything. `--dry-run` runs tiny problems on a
+CPU, in Triton's interpreter: it shows that the checks work, prints no times, and stores its results only
+where `--out PATH` says.
 
 The first stage builds the native extension in place, as `python setup.py build_ext --inplace` does, if nvcc,
 setuptools, ninja and a C++ compiler are there. Without them, or where fastqt/_C.abi3.so has come from another

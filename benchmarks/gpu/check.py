@@ -90,7 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stage", choices=STAGES, default="all", help="what to run; by default all but tuning"
     )
-    parser.add_argument("--out", type=Path, metavar="PATH", help="file for the JSON")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="file for the JSON (default: one in benchmarks/results/gpu, and none of a dry run)",
+    )
     parser.add_argument("--quick", action="store_true", help="bfloat16 alone, fewer cases and shapes")
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny problems on a CPU, in Triton's interpreter"
@@ -103,17 +108,13 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     options = Options(parsed.quick, parsed.dry_run)
-    if options.dry_run and parsed.out is None:
-        parser.error(
-            "--dry-run wants --out: its results are not those of a GPU, so they have no default place"
-        )
-
     reason = None if options.dry_run else no_device()
     if reason is not None:
         parser.error(f"{reason}; --dry-run needs none")
 
+    # The results of a dry run are not those of a GPU, so they have no default place.
     path = parsed.out
-    if path is None:
+    if path is None and not options.dry_run:
         path = default_path(importlib.import_module("torch").cuda.get_device_name(), parsed.stage)
     report = Report(parsed.stage, options, path)
 

@@ -17,14 +17,15 @@ MOST_FAILURES = 8  # that are printed; all are stored
 MOST_OF_A_LINE = 170  # characters, of a line of times; as the following
 MOST_OF_A_FACT = 110
 MOST_OF_A_FAILURE = 130
+NO_TIMES = "times: none, because a dry run has those of an interpreter, which say nothing of a GPU"
 TOLD_AT_LENGTH = 4  # failed checks of a section that are stored with their tracebacks
 
 
 class Report:
     """The results of all sections, in the form in which they are stored."""
 
-    def __init__(self, stage: str, options: Options, path: Path) -> None:
-        self.path = path
+    def __init__(self, stage: str, options: Options, path: Path | None) -> None:
+        self.path = path  # None stores nothing
         self.content: dict[str, Any] = {
             "stage": stage,
             "options": asdict(options),
@@ -71,6 +72,9 @@ class Report:
 
         Paths begin at the checkout, since where it lies says more of the machine's owner than of the machine.
         """
+        if self.path is None:
+            return
+
         text = json.dumps(self.content, indent=1).replace(str(ROOT), ".")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -94,18 +98,24 @@ class Report:
         header = ("section", "seconds", "passed", "failed", "not told", "end")
         lines += ["", *columns(header, self._sections())]
         lines += [f"not run: {name}: {reason}" for name, reason in content["dropped"].items()]
-        lines += [""] if content["benchmarks"] else []
-        lines += time_lines(content["benchmarks"])
-        lines += product_lines(content.get("products", []))
-        lines += profile_lines(content.get("profiles", []))
-        lines += [line for tuning in content.get("tunings", []) for line in tuning["output"][-8:]]
+        lines += [NO_TIMES] if content["options"]["dry_run"] else self._times()
         failures = self.failures
         lines += ["", f"{len(failures)} failed" if failures else "nothing failed"]
         for failure in failures[:MOST_FAILURES]:
             lines += [line[:MOST_OF_A_FAILURE] for line in telling(failure.strip().splitlines())]
         more = len(failures) - MOST_FAILURES
-        lines += [f"and {more} more, in {self.path.name}"] if more > 0 else []
+        where = "--out PATH stores them" if self.path is None else f"in {self.path.name}"
+        lines += [f"and {more} more, {where}"] if more > 0 else []
         return "\n".join(line[:MOST_OF_A_LINE].rstrip() for line in lines)
+
+    def _times(self) -> list[str]:
+        """What was measured: times, products, profiles, and the ends of tunings."""
+        content = self.content
+        lines = [""] if content["benchmarks"] else []
+        lines += time_lines(content["benchmarks"])
+        lines += product_lines(content.get("products", []))
+        lines += profile_lines(content.get("profiles", []))
+        return lines + [line for tuning in content.get("tunings", []) for line in tuning["output"][-8:]]
 
     def _sections(self) -> Iterator[tuple[str, ...]]:
         """A row for each kind of section: those that differ in what follows a comma are added up."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fastqt.errors import InputError
-from fastqt.sentences.cli import analogy, compilation, evaluate, export, mine, retrieve
+from fastqt.sentences.cli import analogy, check, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.arguments import BAD_INPUT, build_parser
 from fastqt.sentences.cli.inference import INFERENCE, take_inference
 from fastqt.sentences.errors import OtherRankError
@@ -35,8 +35,8 @@ ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeErr
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line, by default that of this process, and returns the exit status.
 
-    It is 0, or 2 after wrong input or where something could not be read or written, or 128 plus the number of
-    the signal that stopped the command.
+    It is 0, or 1 where `fastqt check` finds something wrong, or 2 after wrong input or where something could
+    not be read or written, or 128 plus the number of the signal that stopped the command.
     """
     _prepare_streams()
     if sys.stdout is None:
@@ -309,5 +309,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "export": export.run,
     "compile": compilation.run,
     "bench": _bench,
+    "check": check.run,
     "config": _config,
 }

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
-from fastqt.sentences.cli import analogy, compilation, evaluate, export, mine, retrieve
+from fastqt.sentences.cli import analogy, check, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.inference import add_inference
 from fastqt.sentences.cli.kinds import Appended, add_device, add_value, several
 from fastqt.sentences.cli.kinds import integer as _integer
@@ -254,6 +254,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     compilation.add_parser(commands)
     commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")
+    check.add_parser(commands)
 
     commands.add_parser("config", help="show versions and backends")
     return parser

@@ -2,20 +2,21 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from benchmarks.gpu import build, figures, sanitizer, tune, tuning
+from benchmarks.gpu import build, report, sanitizer, tune, tuning
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.processes import Outcome
 from benchmarks.gpu.sanitizer import sanitizer_verdict
 from benchmarks.gpu.sections import NotTakenError, Options
 from benchmarks.gpu.shapes import DRY_SHAPES
 from benchmarks.gpu.stages import waves
-from benchmarks.paths import ROOT
+from benchmarks.paths import RESULTS, ROOT
 
 DRY = Options(dry_run=True)
 
@@ -70,20 +71,43 @@ def test_dry_run_measures_every_contestant_beside_the_products(dry_run):
 
 
 @pytest.mark.slow
-def test_dry_run_prints_a_table(dry_run):
+def test_dry_run_prints_a_table_and_no_times(dry_run):
+    """Those of an interpreter say nothing of a GPU."""
     run, content = dry_run
-    for row in content["benchmarks"]:
-        if row["contestant"] in figures.CONTESTANTS["fused_and_eager"](DRY_SHAPES[1]):
-            assert any(row["shape"] in line and row["contestant"] in line for line in run.stdout.splitlines())
+    assert content["benchmarks"]
+    for name in ("machine", "smoke", "cases", "accuracy"):
+        assert re.search(rf"^{name}\b.* done$", run.stdout, re.MULTILINE), name
+    assert "×" not in run.stdout
+    assert " ms" not in run.stdout
+    assert report.NO_TIMES in run.stdout
     assert run.stdout.splitlines()[-1] == "nothing failed"
     assert len((run.stdout + run.stderr).splitlines()) <= 100
 
 
-def test_dry_run_requires_an_output_path(capsys):
-    for program in (gpu_check, tune):
-        with pytest.raises(SystemExit, match="2"):
-            program.main(["--dry-run"])
-        assert "wants --out" in capsys.readouterr().err
+@pytest.mark.slow
+def test_a_quick_dry_run_passes_and_stores_nothing(tmp_path):
+    """What one types first, in a clean checkout."""
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--dry-run", "--quick"]
+    before = set(RESULTS.rglob("*"))
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.splitlines()[-1] == "nothing failed"
+    assert set(RESULTS.rglob("*")) == before
+
+
+def test_a_dry_run_of_the_tuning_requires_an_output_path(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        tune.main(["--dry-run"])
+    assert "wants --out" in capsys.readouterr().err
+
+
+def test_a_page_names_every_option(capsys):
+    page = (ROOT / "docs/how-to/gpu.md").read_text()
+    with pytest.raises(SystemExit, match="0"):
+        gpu_check.main(["--help"])
+    options = set(re.findall(r"--[\w-]+", capsys.readouterr().out)) - {"--help"}
+    assert options >= {"--stage", "--out", "--quick", "--dry-run"}
+    assert [option for option in options if f"`{option}" not in page] == []
 
 
 def test_a_run_requires_a_gpu(capsys, monkeypatch):

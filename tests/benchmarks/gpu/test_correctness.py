@@ -68,6 +68,12 @@ def test_an_error_beyond_its_bound_fails_and_so_does_nan():
     assert not correctness.within({"a": (float("nan"), 1.0)})[0]
 
 
+def test_what_is_beyond_its_bound_is_told_first():
+    """A report cuts long lines."""
+    verdict = correctness.within({"a": (0.5, 1.0), "b": (1.126, 1.125), "c": (0.0, 1.0)})
+    assert verdict.detail == "b 1.13 (at most 1.12), a 0.5 (at most 1), c 0 (at most 1)"
+
+
 def test_an_engine_that_is_less_exact_than_eager_fails(monkeypatch):
     problem, right = (
         Problem("", "random", 20, 20, 8, (1,), "zero", seeds=1),

@@ -1,0 +1,185 @@
+"""fastqt check: it passes where engines are right, and fails where one of them is not."""
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fastqt.engines import ENGINES, Engine, chunked
+from fastqt.problem import Problem
+from fastqt.sentences.cli import main
+from fastqt.sentences.tools import check, check_cases, check_times, check_verdicts
+from fastqt.sentences.tools.check_verdicts import Question, Truths, answer
+from tests.shared import oracle
+from tests.shared.command_lines import error_line
+from tests.shared.tolerances import FLOAT64, relative
+
+CPU = torch.device("cpu")
+QUICK = ["check", "--quick", "--device", "cpu"]
+
+
+def planted(spoil, only=lambda p: True) -> Engine:
+    """The engine of torch's operations, with gradients that `spoil` changes in some problems."""
+
+    def changed(function):
+        def run(p, *args):
+            value = function(p, *args)
+            if not only(p):
+                return value
+            if function is chunked.forward_with_gradients:
+                return value[0], value[1]._replace(queries=spoil(value[1].queries))
+            return value._replace(queries=spoil(value.queries))
+
+        return run
+
+    functions = {name: getattr(chunked, name) for name in ("gradients_in_forward", "forward")}
+    for name in ("forward_with_gradients", "backward"):
+        functions[name] = changed(getattr(chunked, name))
+    questions = {name: getattr(chunked, name) for name in ("why_not", "dtype_for", "normalizes")}
+    module = SimpleNamespace(**questions, **functions)
+    return Engine("planted", module, lambda p: module if isinstance(p, Problem) else None)
+
+
+def test_right_engines_pass_and_a_table_is_printed(capsys, tmp_path):
+    path = tmp_path / "check.json"
+    assert main([*QUICK, "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    stored = json.loads(path.read_text())
+    assert stored["right"] is True
+    assert stored["faults"] == []
+
+    usable = check_verdicts.usable_engines(CPU)
+    assert {"torch", "reference"} <= set(usable)
+    for engine, dtype in itertools.product(usable, ("float32", "bfloat16", "float16")):
+        row = re.search(rf"^  {engine} +{dtype} +(\d+) +0 +0 +0 +(0\.\d\d)$", out, re.MULTILINE)
+        assert row is not None, out
+        checks = [c for c in stored["checks"] if (c["engine"], c["dtype"]) == (engine, dtype)]
+        assert int(row[1]) == len(checks) >= 15
+        assert {c["memory"] for c in checks} == {"fast", "low"}
+    for name in ("eager", "fastqt", "fastqt, memory=low"):
+        assert len(re.findall(rf"^  (InfoNCE|CLIP) +{name} +[\d.,]+ ", out, re.MULTILINE)) == 2
+    assert re.search(r"^Nothing is wrong: \d+ checks passed\.$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "only"),
+    [
+        (lambda gradient: gradient * 1.02, lambda p: True),
+        (lambda gradient: gradient.index_fill(0, torch.tensor([0]), 0.0), lambda p: p.memory == "low"),
+        (lambda gradient: gradient * float("nan"), lambda p: p.negatives is not None),
+        (lambda gradient: gradient[: 1 << 40, None], lambda p: True),
+    ],
+    ids=["2 % too large", "a row forgotten, with little memory", "NaN with negatives", "raises"],
+)
+def test_a_wrong_engine_is_found(spoil, only, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(ENGINES, "planted", planted(spoil, only))
+    path = tmp_path / "check.json"
+    assert main([*QUICK, "--json", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^WRONG: on cpu, \d+ of \d+ checks failed, of the engines: planted\.$", out, re.M)
+    assert "FASTQT_BACKEND=reference" in out
+    assert "Nothing is wrong" not in out
+
+    stored = json.loads(path.read_text())
+    assert stored["right"] is False
+    assert {c["engine"] for c in stored["checks"] if c["status"] == "wrong"} == {"planted"}
+
+
+def test_an_engine_that_is_right_and_planted_passes(capsys, monkeypatch):
+    monkeypatch.setitem(ENGINES, "planted", planted(lambda gradient: gradient))
+    assert main(QUICK) == 0
+    assert re.search(r"^  planted +float32 +[1-9]\d* +0 ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_is_not_reached_is_told(capsys, monkeypatch):
+    """The time is over after a few answers, or at once."""
+    clock = itertools.chain([0.0] * 6, itertools.repeat(1e9))
+    for module in (check, check_times):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert main(QUICK) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"Nothing is wrong: \d checks passed\. \d+ were not reached in this time; --seconds", out
+    )
+    assert out.count(check_times.LATE) == 6
+
+    clock = itertools.chain([0.0], itertools.repeat(1e9))
+    assert main(QUICK) == 1
+    assert "WRONG: nothing was checked on cpu, because the time was over" in capsys.readouterr().out
+
+
+def test_errors(capsys, tmp_path):
+    for words, message in (
+        (["--device", "gpu"], "--device: want one of cpu"),
+        (["--device", "cpu", "meta"], "--device: want one that torch can use here, cpu"),
+        (["--device", "cpu:7"], "--device: want a number below 1"),
+        (["--seconds", "0"], "--seconds: want more than 0, got 0"),
+        (["--json", "check.txt"], "check.txt: want a name that ends in .json, got .txt"),
+        (["--json", tmp_path / "absent" / "x.json"], "absent is not a directory"),
+    ):
+        capsys.readouterr()
+        assert message in error_line(capsys, "check", "--quick", *words), words
+
+
+@pytest.mark.parametrize("case", check_cases.QUICK_CASES, ids=lambda case: case.name)
+def test_the_formulas_are_those_of_the_oracle(case):
+    """Which is written in NumPy, row by row."""
+    x = {name: value.double() for name, value in case.make().items()}
+    f, g, *others = (value.numpy() for value in x.values())
+    unit_f, unit_g, *unit_others = (v / np.sqrt((v**2).sum(-1, keepdims=True)) for v in (f, g, *others))
+    own, near = [oracle.window(len(f), len(g), offsets) for offsets in ([0], [-1, 1])]
+    binary = (near > 0).astype(float)
+
+    def loss(f, g, T=own, diagonal="keep", **options):
+        return oracle.contrastive(f, g, T, diagonal=diagonal, **options).loss
+
+    expected = {
+        "contrastive, window": lambda: loss(f, g, near, "zero"),
+        "sigmoid, window": lambda: loss(f, g, binary, link="sigmoid"),
+        "InfoNCE, cosines, negatives": lambda: loss(unit_f, unit_g, scale=20.0, negatives=unit_others[0]),
+        "InfoNCE, converged": lambda: loss(f, g),
+        "SigLIP": lambda: loss(unit_f, unit_g, scale=10.0, bias=-5.0, link="sigmoid"),
+        "CLIP, converged": lambda: (loss(f, g) + loss(g, f)) / 2,
+        "CLIP, learnt scale": lambda: sum(
+            loss(a, b, scale=float(others[0])) / 2 for a, b in ((unit_f, unit_g), (unit_g, unit_f))
+        ),
+    }
+    # Of a loss of 1e-9 float64 has fewer digits, as the formula subtracts two scores.
+    bound = 1e-5 if "converged" in case.name else FLOAT64
+    assert relative(case.formula(**x), expected[case.name]()) < bound
+
+
+def test_converged_inputs_are_converged():
+    for case in check_cases.CASES:
+        if "converged" in case.name:
+            rows = case.formula(**{name: x.double() for name, x in case.make().items()})
+            assert rows.max() < 1e-6
+            assert rows.min() > 0
+
+
+def test_a_device_without_a_dtype_is_not_blamed_on_an_engine(monkeypatch):
+    def none(**_):
+        raise NotImplementedError('"addmm" not implemented for Half')
+
+    def formula(**x):
+        return none() if x["queries"].dtype is torch.float16 else check_cases.of_window(**x)
+
+    case = replace(check_cases.QUICK_CASES[0], formula=formula)
+    verdict = answer(Question(CPU, "torch", case, torch.float16, "fast", "sum"), Truths())
+    assert verdict.status == "refused"
+    assert "eager PyTorch does not compute it" in verdict.message
+
+
+def test_a_loss_without_memory_is_told_in_the_table(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("out of memory\nTried to allocate 1 TiB")
+
+    monkeypatch.setattr(check_times, "of_clip", refuse)
+    measurements = check_times.measure(CPU, quick=True)
+    (row,) = [line for line in check_times.lines(measurements) if "CLIP     eager" in line]
+    assert row.endswith("-        -  RuntimeError: out of memory")
