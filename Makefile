@@ -12,14 +12,15 @@ CSRC   := $(shell find csrc -type f)
 # files takes each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all bench emulate soak fuzz sanitize ports wheel stub lint clean
+.PHONY: demo docs test test-all bench emulate soak fuzz sanitize ports sdist hub wheel stub lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
 
-# The site, in build/docs/html. It is built from docs/ and the docstrings, without the network.
-docs: .venv/built
-	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs/doctrees docs build/docs/html
+# The site, in build/docs/html. It is built from docs/ and the docstrings, without the network, in an environment of its
+# own, which has torch and what the site needs, and no extension.
+docs: .venv-docs/ready
+	.venv-docs/bin/python -m sphinx -W --keep-going -n -q -j auto -d build/docs/doctrees docs build/docs/html
 
 # What one runs between two edits: a sample of every area. It leaves out the tests that are marked slow.
 test: .venv/built
@@ -68,6 +69,15 @@ lint: .venv/built
 	$(BIN)/lint-imports
 	$(BIN)/python -m lint.structure
 
+# The source distribution, in dist.
+sdist: .venv/ready
+	FASTQT_PURE=1 $(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+
+# The losses as a repository of kernels for the Hugging Face hub, in build/hub.
+hub: .venv/built
+	rm -rf build/hub
+	$(BIN)/python -m hub.layout build/hub
+
 # One wheel for every Python and torch, in dist: with CUDA code where nvcc is found. What it links to is torch's.
 wheel: .venv/built
 	rm -rf build/wheel
@@ -97,12 +107,18 @@ ports: .venv/built
 	$(BIN)/python -m pytest tests/csrc/test_other_compilers.py tests/test_other_systems.py
 
 clean:
-	rm -rf .venv build dist *.egg-info fastqt/*.so
+	rm -rf .venv .venv-docs build dist *.egg-info fastqt/*.so
 
 # torch is pinned and comes first: an unpinned one would bring gigabytes of CUDA with it.
 .venv/ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(TORCH) numpy ninja 'setuptools>=77' wheel
+	touch $@
+
+.venv-docs/ready: pyproject.toml setup.py
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet $(TORCH) numpy 'setuptools>=77' wheel
+	FASTQT_PURE=1 .venv-docs/bin/pip install --quiet --no-build-isolation --editable '.[docs]'
 	touch $@
 
 # The torch of .venv has no CUDA to use kernels with: they are compiled for wheels, or with FASTQT_CUDA_HOME set.

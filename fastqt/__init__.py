@@ -105,24 +105,16 @@ def __dir__() -> list[str]:
 
 
 # Where the public names are found when they are first used: `fastqt --help` answers without importing torch.
-_HOMES = (
-    "fastqt.functional",
-    "fastqt.losses",
-    "fastqt.targets",
-    "fastqt.negatives",
-    "fastqt.guide",
-    "fastqt.engines",
-    "fastqt.cached",
-    "fastqt.compiling",
-)
+_HOMES = ("functional", "losses", "targets", "negatives", "guide", "engines", "cached", "compiling")
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
 
     def __getattr__(name: str) -> object:
         """Imports a public name; Python calls this for names that the module does not hold yet."""
         if name in _MODULES:
-            return import_module(f"fastqt.{name}")
-        for home in map(import_module, _HOMES if name in __all__ else ()):
+            return import_module(f".{name}", __name__)
+        for place in _HOMES if name in __all__ else ():
+            home = import_module(f".{place}", __name__)
             if hasattr(home, name):
                 return globals().setdefault(name, getattr(home, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

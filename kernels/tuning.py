@@ -100,6 +100,6 @@ def sample_config(config: Config) -> Config:
 @functools.cache
 def tables() -> dict[str, Any]:
     """The table of every GPU that has one, by the name that CUDA gives the GPU."""
-    files = resources.files("fastqt.kernels.tuned").iterdir()
+    files = resources.files(f"{__package__}.tuned").iterdir()
     measured = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
     return {table["device"]: table["scores"] for table in measured}

@@ -42,10 +42,12 @@ def check_whole(path: str) -> None:
         raise ImportError(f"{path} is cut short: its headers want {max(ends)} bytes, got {size}")
 
 
+EXTENSION = f"{__name__.partition('.')[0]}._C"  # a copy of the package under another name has one of its own
+
 try:
-    if (spec := find_spec("fastqt._C")) is not None and spec.origin is not None:
+    if (spec := find_spec(EXTENSION)) is not None and spec.origin is not None:
         check_whole(spec.origin)
-    import_module("fastqt._C")  # Not an import statement: that would import the whole package from here.
+    import_module(EXTENSION)  # Not an import statement: that would import the whole package from here.
 except (ImportError, OSError) as error:
     native_error: str | None = f"the extension fastqt._C is not built or does not load: {error}"
 else:

@@ -30,7 +30,7 @@ def unusable() -> str | None:
     if INTERPRETED:
         return "Triton's interpreter does not know Gluon"
     try:
-        importlib.import_module("fastqt.kernels.scores.warp_specialized")
+        importlib.import_module(f"{__package__}.warp_specialized")
     except (ImportError, AttributeError) as error:
         return f"Triton {triton.__version__} has another Gluon than the kernel is written in: {error}"
     return None
