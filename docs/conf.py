@@ -13,11 +13,6 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_extensions"), str(DOCS.parent)]
 
-from absent import stand_in_for
-
-# The reference imports the integrations. What they integrate is larger than all else that the site needs.
-stand_in_for("lightning", "pytorch_metric_learning", "scipy", "sentence_transformers", "sklearn")
-
 project = "fastqt"
 copyright = "the authors of fastqt"
 version = release = metadata.version("fastqt")
@@ -29,6 +24,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinxcontrib.katex",
+    "absent",
     "api",
     "repository",
     "tables",

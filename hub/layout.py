@@ -2,12 +2,13 @@
 
     python -m hub.layout build/hub
 
-writes build/hub with build.toml, README.md, and build/torch-cpu, build/torch-cuda and so on, a folder for each
-backend of build.toml. Each holds the package without its modules, its wing of sentences and its integrations, and
-without the compiled extension: on a GPU the losses are Triton's kernels, and elsewhere torch's operations.
+writes build/hub with build.toml, README.md, and build/torch-cpu, build/torch-cuda and so on, a folder for
+each backend of build.toml. Each holds the package without its modules, its wing of sentences and its
+integrations, and without the compiled extension: on a GPU the losses are Triton's kernels, and elsewhere
+torch's operations.
 
-`kernels` imports a folder under a name of its own, beside a fastqt that may be installed too. So imports become
-relative in the copy, and torch's operators get the name of the copy.
+`kernels` imports a folder under a name of its own, beside a fastqt that may be installed too. So imports
+become relative in the copy, and torch's operators get the name of the copy.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def copy(path: Path, folder: Path, name: Path, identifier: str) -> None:
 
 
 def relative(text: str, depth: int) -> str:
-    """The source of a module that lies `depth` folders deep, with relative imports of the package's modules."""
+    """The source of a module `depth` folders deep, with relative imports of the package's modules."""
     dots = "." * depth
     return IMPORT.sub(lambda found: f"{found[1]}from {dots}{(found[2] or '')[1:]} import ", text)
 

@@ -1,6 +1,7 @@
-"""Stands in for libraries that fastqt integrates and that are not installed, so that the site is built without them.
+"""Stands in for optional libraries that are not installed, so that the site is built without them.
 
-The integrations derive classes from those of these libraries, which a reference of fastqt's names does not show.
+The reference imports the integrations and the evaluation. What these import is larger than all else that
+the site needs, and nothing of it is shown.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+from sphinx.application import Sphinx
+
+LIBRARIES = ("lightning", "pytorch_metric_learning", "scipy", "sentence_transformers", "sklearn")
 
 
 class _Name(type):
@@ -25,7 +30,8 @@ class _Name(type):
 
 
 def _name(module: str, name: str) -> type:
-    return _Name(name, (), {"__module__": module, "is_absent": True})
+    # Some class of a library is deprecated, and what replaces it repeats the library's words.
+    return _Name(name, (), {"__module__": module, "__deprecated__": "deprecated", "is_absent": True})
 
 
 class _Module(ModuleType):
@@ -56,8 +62,9 @@ class _Absent(MetaPathFinder, Loader):
         """Does nothing: a module makes its names when they are asked for."""
 
 
-def stand_in_for(*libraries: str) -> None:
-    """From now on these libraries can be imported; those that are installed are what they are."""
-    absent = [name for name in libraries if find_spec(name) is None]
+def setup(app: Sphinx) -> dict[str, Any]:
+    """From now on all of `LIBRARIES` can be imported; those that are installed are what they are."""
+    absent = [name for name in LIBRARIES if find_spec(name) is None]
     if absent:
         sys.meta_path.append(_Absent(absent))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

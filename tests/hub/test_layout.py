@@ -1,0 +1,147 @@
+"""The repository of kernels for the Hugging Face hub is imported as the package `kernels` imports it.
+
+With FASTQT_KERNELS_PYTHON=/path/to/python that package itself loads it, on an interpreter that has it and
+torch.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hub import layout
+
+ROOT = Path(__file__).parents[2]
+
+# What `kernels` does: it imports a package from a file, under the name that its metadata say.
+LOAD = """
+import importlib.util, json, pkgutil, sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+name = json.loads((folder / "metadata.json").read_text())["id"]
+spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+module = sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+
+USE = """
+import torch
+
+inputs = [torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2)]
+losses = [package.info_nce_loss(*x, scale=9.0) for package, x in zip((module, fastqt), inputs)]
+gradients = [torch.autograd.grad(loss, x)[0] for loss, x in zip(losses, inputs)]
+torch.testing.assert_close(*losses)
+torch.testing.assert_close(*gradients)
+window = torch.compile(module.contrastive_loss, backend="aot_eager")(*inputs[0])
+torch.testing.assert_close(window, fastqt.contrastive_loss(*inputs[1]))
+print(module.__name__, module.engines.ENGINES is fastqt.engines.ENGINES)
+"""
+
+
+def run(*command: object, **environment: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("hub") / "repository"
+    assert layout.main([str(out)]) == 0
+    return out
+
+
+def test_each_backend_has_a_folder_with_metadata(repository):
+    backends = ("cpu", "cuda", "rocm", "xpu", "metal")
+    assert sorted(path.name for path in repository.iterdir()) == [
+        "LICENSE",
+        "README.md",
+        "build",
+        "build.toml",
+    ]
+    assert {path.name for path in (repository / "build").iterdir()} == {f"torch-{name}" for name in backends}
+    for backend in backends:
+        folder = repository / "build" / f"torch-{backend}"
+        metadata = json.loads((folder / "metadata.json").read_text())
+        assert metadata["backend"] == {"type": backend}
+        assert metadata["name"] == "fastqt"
+        assert metadata["id"].isidentifier()
+        assert sorted(path.name for path in (folder / "kernels" / "tuned").glob("*.json")) == sorted(
+            path.name for path in (ROOT / "kernels" / "tuned").glob("*.json")
+        )
+        assert not list(folder.rglob("*.so"))
+
+
+@pytest.mark.slow
+def test_the_copy_imports_no_other_fastqt(repository):
+    """Each module of it is imported, Triton's kernels too, and none is of the installed package."""
+    walk = """
+for found in pkgutil.walk_packages(module.__path__, f"{name}."):
+    # Gluon, in which this kernel is written, is not the same in all versions of Triton.
+    if not found.name.endswith("warp_specialized"):
+        importlib.import_module(found.name)
+assert len(module.__all__) == sum(hasattr(module, n) for n in module.__all__ if n != "nn") + 1
+print([n for n in sys.modules if n.partition(".")[0] == "fastqt"], sum(name in n for n in sys.modules))
+"""
+    folder = repository / "build" / "torch-cpu"
+    others, modules = run(sys.executable, "-c", LOAD + "import importlib\n" + walk, folder).rsplit(None, 1)
+    assert others == "[]"
+    assert int(modules) > 100
+
+
+@pytest.mark.slow
+def test_the_copy_computes_beside_an_installed_fastqt(repository):
+    for first, second in ((LOAD, "import fastqt\n"), ("import fastqt\n", LOAD)):
+        folder = repository / "build" / "torch-cpu"
+        printed = run(sys.executable, "-c", first + second + "import fastqt.engines\n" + USE, folder)
+        assert re.fullmatch(r"_fastqt_cpu_\w+ False\n", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FASTQT_KERNELS_PYTHON" not in os.environ, reason="FASTQT_KERNELS_PYTHON names no Python")
+def test_the_package_kernels_loads_it(repository):
+    load = """
+import sys
+from pathlib import Path
+from kernels import get_local_kernel
+
+module = get_local_kernel(Path(sys.argv[1]), backend="cpu")
+"""
+    use = load + "import fastqt.engines\n" + USE
+    python = os.environ["FASTQT_KERNELS_PYTHON"]
+    printed = run(python, "-c", use, repository, PYTHONPATH=str(ROOT))
+    assert re.fullmatch(r"_fastqt_cpu_\w+ False\n", printed)
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path, capsys):
+    (tmp_path / "kept").touch()
+    with pytest.raises(SystemExit, match="2"):
+        layout.main([str(tmp_path)])
+    assert "want a folder that does not exist" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_an_import_that_cannot_become_relative_is_refused(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('from importlib import import_module\n\nx = import_module("fastqt.losses")\n')
+    with pytest.raises(SystemExit, match="want imports that can become relative"):
+        layout.copy(module, tmp_path / "out", Path("module.py"), "_copy")
+    assert not (tmp_path / "out" / "module.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "depth", "expected"),
+    [
+        ("from fastqt.a.b import c", 1, "from .a.b import c"),
+        ("    from fastqt import a", 2, "    from .. import a"),
+        ("from fastqt.a import (", 3, "from ...a import ("),
+        ("from fastqtish import a", 1, "from fastqtish import a"),
+    ],
+)
+def test_imports_become_relative(line, depth, expected):
+    assert layout.relative(line, depth) == expected
