@@ -16,7 +16,14 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-LIBRARIES = ("lightning", "pytorch_metric_learning", "scipy", "sentence_transformers", "sklearn")
+LIBRARIES = (
+    "lightning",
+    "pytorch_metric_learning",
+    "scipy",
+    "sentence_transformers",
+    "sklearn",
+    "transformers",
+)
 
 
 class _Name(type):
