@@ -115,10 +115,15 @@ clean:
 	$(BIN)/pip install --quiet $(TORCH) numpy ninja 'setuptools>=77' wheel
 	touch $@
 
+# What the package needs but for Triton, which is larger than torch, and the extra `docs`.
+DOCS_NEED := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(x for x in p["dependencies"] if x[:6] != "triton"), *p["optional-dependencies"]["docs"], sep="\n")
 .venv-docs/ready: pyproject.toml setup.py
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/pip install --quiet $(TORCH) numpy 'setuptools>=77' wheel
-	FASTQT_PURE=1 .venv-docs/bin/pip install --quiet --no-build-isolation --editable '.[docs]'
+	.venv-docs/bin/python -c '$(DOCS_NEED)' > .venv-docs/requirements.txt
+	.venv-docs/bin/pip install --quiet --requirement .venv-docs/requirements.txt
+	FASTQT_PURE=1 .venv-docs/bin/pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
 # The torch of .venv has no CUDA to use kernels with: they are compiled for wheels, or with FASTQT_CUDA_HOME set.

@@ -182,7 +182,7 @@ def test_the_wheel_loads_where_there_is_no_cuda(wheel, tmp_path, environment):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a manylinux tag")
 def test_the_wheel_runs_with_an_old_glibc(wheel, tmp_path, environment):
-    """With 2.28 and later, as torch itself, whichever glibc this machine has, and with CUDA's static runtime."""
+    """With 2.28 and later, as torch itself, whichever glibc this machine has, also with CUDA's runtime."""
     shown = run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=tmp_path, environment=environment)
     tag = re.search(r'"manylinux_2_(\d+)_', " ".join(shown.split()))
     assert tag is not None, shown

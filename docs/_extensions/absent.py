@@ -41,7 +41,7 @@ def _name(module: str, name: str) -> type:
     return _Name(name, (), {"__module__": module, "__deprecated__": "deprecated", "is_absent": True})
 
 
-class _Module(ModuleType):
+class Module(ModuleType):
     __path__: list[str] = []  # noqa: RUF012  # a package, of which any module may be imported
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ class _Module(ModuleType):
         return value
 
 
-class _Absent(MetaPathFinder, Loader):
+class Absent(MetaPathFinder, Loader):
     """Finds the modules of absent libraries."""
 
     def __init__(self, libraries: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class _Absent(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True) if is_absent else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
+        return Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Does nothing: a module makes its names when they are asked for."""
@@ -73,5 +73,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """From now on all of `LIBRARIES` can be imported; those that are installed are what they are."""
     absent = [name for name in LIBRARIES if find_spec(name) is None]
     if absent:
-        sys.meta_path.append(_Absent(absent))
+        sys.meta_path.append(Absent(absent))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

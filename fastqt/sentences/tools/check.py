@@ -64,7 +64,7 @@ def run(
     if out is not None:
         check_ending(out, ".json")
         check_can_be_written(out)
-    chosen = [device_of(name) for name in devices] or every_device()
+    chosen = list(dict.fromkeys(map(device_of, devices))) or every_device()
 
     print(f"fastqt {__version__}, torch {report.versions()}, Python {platform.python_version()}")
     end = time.monotonic() + seconds

@@ -51,7 +51,7 @@ def measure(device: torch.device, quick: bool = False, end: float = math.inf) ->
         ("InfoNCE", info_nce_loss, of_cosines, partial(two_sides, N, N, N // 8, D)),
         ("CLIP", clip_loss, of_clip, partial(two_views, N, N, 0, D)),
     ):
-        inputs = {n: (x.to(dtype) if x.ndim else x).to(device).requires_grad_() for n, x in make().items()}
+        inputs = {n: x.to(dtype) if x.ndim else x for n, x in make().items()}
         contestants: dict[str, Callable[..., Tensor]] = {
             "eager": lambda formula=formula, **x: formula(**x).mean(),
             "fastqt": loss,
@@ -76,15 +76,17 @@ def lines(measurements: list[Measurement]) -> list[str]:
 def _measured(
     loss: Callable[..., Tensor], inputs: Inputs, device: torch.device, end: float
 ) -> tuple[float | None, int | None, str]:
-    """The seconds of a step, its peak of memory, and why it has none."""
+    """The seconds of a step, its peak of memory, and why it has none. The inputs are on the CPU."""
+    leaves: Inputs = {}
 
     def step() -> list[Tensor]:
-        value = loss(**inputs)
-        return [value.detach(), *torch.autograd.grad(value, list(inputs.values()))]
+        value = loss(**leaves)
+        return [value.detach(), *torch.autograd.grad(value, list(leaves.values()))]
 
     if time.monotonic() >= end:
         return None, None, LATE
     try:
+        leaves.update({n: x.detach().to(device).requires_grad_() for n, x in inputs.items()})
         step()  # The first one compiles kernels, and allocates what others use again.
         peak = _peak(step, device)
         seconds = [_seconds(step, device)]
