@@ -140,8 +140,15 @@ class Problem(Differentiable):
 
     needs_type: ClassVar[type[Any]] = Inputs
     # Which fields have something for each query or for each candidate, beside the targets and the mask.
-    by_query: ClassVar = ("queries", "row_negatives", "query_groups", "partners", "row_scores", "thresholds")
-    by_candidate: ClassVar = ("candidates", "candidate_groups", "bias")
+    by_query: ClassVar[tuple[str, ...]] = (
+        "queries",
+        "row_negatives",
+        "query_groups",
+        "partners",
+        "row_scores",
+        "thresholds",
+    )
+    by_candidate: ClassVar[tuple[str, ...]] = ("candidates", "candidate_groups", "bias")
 
 
 # Cells that a row has alone: they count once, however the candidates are divided.

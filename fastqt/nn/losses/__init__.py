@@ -229,7 +229,7 @@ class CLIPLoss(ScaledLoss):
     """
 
     function = staticmethod(losses.clip_loss)
-    defaults: ClassVar = {"scale": 1 / 0.07, "learn_scale": True, "max_scale": 100.0}
+    defaults: ClassVar[Mapping[str, Any]] = {"scale": 1 / 0.07, "learn_scale": True, "max_scale": 100.0}
 
 
 class SigLIPLoss(BiasedLoss):
@@ -255,7 +255,12 @@ class SigLIPLoss(BiasedLoss):
     """
 
     function = staticmethod(losses.siglip_loss)
-    defaults: ClassVar = {"scale": 10.0, "learn_scale": True, "bias": -10.0, "learn_bias": True}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "scale": 10.0,
+        "learn_scale": True,
+        "bias": -10.0,
+        "learn_bias": True,
+    }
 
 
 class GISTEmbedLoss(ScaledLoss):
