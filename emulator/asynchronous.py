@@ -183,7 +183,7 @@ class BulkCopies:
             if inside.size and last > first:
                 skipped = (first - column) * box.size
                 data[inside - row, skipped : skipped + (last - first) * box.size] = self._bytes(
-                    box, inside, first, last
+                    box, inside, first, last, int(threads.block[lane])
                 )
             warp = int(threads.warp[lane])
             warps = np.full(cells.shape, warp, np.int32)
@@ -195,13 +195,14 @@ class BulkCopies:
             self.loads.append((places, data, cells, warp, now, key))
             self.machine.clocks.tick(np.array([warp]))
 
-    def _bytes(self, box: TensorMap, rows: Array, first: int, last: int) -> Array:
+    def _bytes(self, box: TensorMap, rows: Array, first: int, last: int, block: int) -> Array:
         memory = self.machine.global_memory
         address = (
             box.address + rows[:, None] * box.stride + first * box.size + np.arange((last - first) * box.size)
         )
         number = int(np.searchsorted(memory.bases, address[0, 0], side="right")) - 1
-        values: Array = memory.regions[number].views[1][address - memory.bases[number]]
+        at = (address - memory.bases[number]).ravel()
+        values: Array = memory.read(number, 1, at, np.full(at.size, block)).reshape(address.shape)
         return values
 
     def deliver(self, which: int | None = None) -> bool:
@@ -239,7 +240,9 @@ class BulkCopies:
                     box.address + inside[:, None] * box.stride + first * box.size + np.arange(part.shape[1])
                 )
                 number = int(np.searchsorted(memory.bases, address[0, 0], side="right")) - 1
-                memory.regions[number].views[1][address - memory.bases[number]] = part
+                at = (address - memory.bases[number]).ravel()
+                of_block, of_warp = (np.full(at.size, x[lane]) for x in (threads.block, threads.warp))
+                memory.write(number, at, part.ravel(), of_block, of_warp)
             thread = int(threads.number[lane])
             self.stores.setdefault(thread, []).append((cells, self.groups.get(thread, 0)))
 

@@ -32,6 +32,21 @@ def order_of_execution(kernel: Kernel) -> list[int]:
     return [ranks[block.number] for block in kernel.blocks]
 
 
+def polls(kernel: Kernel) -> bool:
+    """Whether there is a loop in which a thread may wait for another's store: one with a strong read."""
+    edges = {block.number: successors(kernel, block) for block in kernel.blocks}
+    reads = {
+        block.number
+        for block in kernel.blocks
+        if any(
+            i.name == "atom" or {"acquire", "relaxed", "volatile"} & {*i.modifiers[:1]}
+            for i in block.instructions
+        )
+    }
+    loops = [x for x in _components({*edges}, edges) if len(x) > 1 or any(b in edges[b] for b in x)]
+    return any(reads & loop for loop in loops)
+
+
 def _rank(blocks: set[int], edges: dict[int, list[int]], ranks: dict[int, int]) -> None:
     """Ranks some blocks, loop by loop."""
     for component in _components(blocks, edges):

@@ -15,22 +15,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator import matrices
 from emulator.asynchronous import BulkCopies, MBarriers, Products, TensorMap
 from emulator.blocks import Translated, translate
-from emulator.flow import order_of_execution
+from emulator.flow import order_of_execution, polls
+from emulator.late import LateMemory
 from emulator.memory import UNSIGNED, Copies, Memory, Region, Shared
 from emulator.order import Clocks
 from emulator.ptx import Kernel
 from emulator.reports import Report, Reports
+from emulator.strong import Strong
+from emulator.warps import WARP, Warps
 
 Array = NDArray[Any]
-
-WARP = 32
 
 # Whose turn it is. In lockstep all warps of all blocks do the same as long as they can. Otherwise one warp of
 # each block goes on until it waits ("alone"), or until the end of a basic block, when any may ("random").
 SCHEDULES = ("lockstep", "alone", "random")
+
+PATIENCE = 8  # turns, of which one is of those who have not had one for longest
 
 
 class StoppedError(Exception):
@@ -103,6 +105,7 @@ class Machine:
         shared: the bytes of shared memory of a block.
         reports: where faults go.
         schedule: one of SCHEDULES; "random" draws from `seed`.
+        late: whether a block sees the stores of others as late as the memory model allows.
     """
 
     def __init__(
@@ -117,6 +120,8 @@ class Machine:
         seed: int = 0,
         translated: list[Translated] | None = None,
         tensor_maps: Mapping[str, TensorMap] | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         self.kernel, self.grid, self.threads = kernel, grid, kernel.threads
         self.blocks = grid[0] * grid[1] * grid[2]
@@ -132,10 +137,12 @@ class Machine:
         self.warps_of_block = self.threads // WARP
         self.clocks = Clocks(self.blocks, self.warps_of_block)
         in_order = sorted(memory, key=lambda region: region.address)
-        self.global_memory = Memory(self, self.clocks, in_order, grain(kernel, "global"), written=True)
+        of_grid = LateMemory if late else Memory
+        self.global_memory = of_grid(self, self.clocks, in_order, grain(kernel, "global"), written=True)
         self.shared_memory = Shared(self, self.clocks, self.blocks, shared, grain(kernel, "shared"))
         self.copies, self.bulk = Copies(self), BulkCopies(self)
         self.mbarriers, self.products = MBarriers(self), Products(self)
+        self.strong, self.warps = Strong(self), Warps(self)
         self.tensor_maps = {self.parameter_address(name): box for name, box in (tensor_maps or {}).items()}
         self.sleeping: list[Threads] = []
         self.woken = False  # whether an mbarrier has completed a phase since they went to sleep
@@ -145,6 +152,7 @@ class Machine:
             tuple[int, int], list[Threads]
         ] = {}  # by the barrier's number and count, 0 for all
         self.alive = np.ones(self.threads_of_grid, bool)
+        self.polls, self.turns = polls(kernel), 0
 
     def run(self) -> None:
         """Runs the grid to its end. Raises StoppedError if it has none."""
@@ -209,7 +217,13 @@ class Machine:
         return [*others, *self._barrier(chosen, end.operands, at)]
 
     def _turn(self, ready: list[Threads]) -> tuple[Threads, list[Threads]]:
-        """Which threads go on: those of the warp whose turn it is that are furthest behind."""
+        """Which threads go on: those of the warp whose turn it is that are furthest behind.
+
+        Those behind may wait in a loop for what others are to store, so that now and then others have a turn.
+        """
+        self.turns += 1
+        if self.polls and self.turns % PATIENCE == 0 and (turn := self._turn_of_longest(ready)) is not None:
+            return turn
         if self.schedule == "lockstep":
             candidates = ready
         else:
@@ -221,6 +235,18 @@ class Machine:
         chosen = Threads.joined(same)
         taken = {id(x) for x in same}
         return chosen, [x for x in ready if id(x) not in taken]
+
+    def _turn_of_longest(self, ready: list[Threads]) -> tuple[Threads, list[Threads]] | None:
+        """Of threads that have been ready for longest those of whose warps no part is behind, if any."""
+        for at in dict.fromkeys(x.block_of_code for x in ready):
+            here = Threads.joined([x for x in ready if x.block_of_code == at])
+            others = [x for x in ready if x.block_of_code != at]
+            behind = [x.warp for x in others if self.ranks[x.block_of_code] < self.ranks[at]]
+            waits = np.isin(here.warp, np.concatenate([here.warp[:0], *behind]))
+            if not waits.all():
+                stay = [here.some(waits, at)] if waits.any() else []
+                return here.some(~waits, at), [*others, *stay]
+        return None
 
     def _branched(self, threads: Threads, taken: Array | None, code: Translated) -> list[Threads]:
         assert code.target is not None
@@ -305,11 +331,6 @@ class Machine:
         """Where a parameter lies, for those of which the address is taken."""
         return 0x40000000 + 0x1000 * list(self.kernel.parameters).index(name)
 
-    def elect(self, threads: Threads) -> Array:
-        """elect.sync: the first lane of each warp."""
-        self.whole_warps(threads, threads.at)
-        return threads.lane == 0
-
     def whole_warps(self, threads: Threads, at: int) -> bool:
         """Whether the warps have come together, as an instruction with .sync or .aligned asks."""
         if threads.n % WARP == 0 and (threads.lane.reshape(-1, WARP) == np.arange(WARP)).all():
@@ -317,131 +338,6 @@ class Machine:
         threads.at = at
         self.report(threads, "divergence", np.arange(threads.n), None, "a part of a warp is elsewhere")
         return False
-
-    def shuffle(self, threads: Threads, how: str, value: Array, lane: Array, clamp: Array) -> Array:
-        """shfl.sync of whole warps."""
-        if not self.whole_warps(threads, threads.at):
-            return value
-        mine = threads.lane.astype(np.int64)
-        b, c = (np.broadcast_to(x, threads.n).astype(np.int64) for x in (lane, clamp))
-        segment, bound = c >> 8 & 31, c & 31
-        first, last = mine & segment, (mine & segment) | (bound & ~segment)
-        if how == "bfly":
-            source = mine ^ (b & 31)
-            inside = source <= last
-        elif how == "idx":
-            source = first | (b & 31 & ~segment)
-            inside = source <= last
-        elif how == "up":
-            source = mine - (b & 31)
-            inside = source >= (mine & segment) | (bound & ~segment)
-        else:
-            source = mine + (b & 31)
-            inside = source <= last
-        source = np.where(inside, source, mine)
-        in_rows = value.reshape(-1, WARP)
-        taken: Array = np.take_along_axis(in_rows, source.reshape(-1, WARP), 1).reshape(-1)
-        return taken
-
-    def reduce(self, threads: Threads, how: str, value: Array) -> Array:
-        """redux.sync of whole warps."""
-        if not self.whole_warps(threads, threads.at):
-            return value
-        function = {
-            "max": np.maximum,
-            "min": np.minimum,
-            "add": np.add,
-            "or": np.bitwise_or,
-            "and": np.bitwise_and,
-        }[how]
-        return np.repeat(function.reduce(value.reshape(-1, WARP), axis=1).astype(value.dtype), WARP)
-
-    def vote(self, threads: Threads, how: str, value: Array) -> Array:
-        if not self.whole_warps(threads, threads.at):
-            return value
-        rows = value.reshape(-1, WARP)
-        if how == "ballot":
-            return np.repeat(
-                (rows.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32), WARP
-            )
-        return np.repeat(rows.any(1) if how == "any" else rows.all(1), WARP)
-
-    def multiply(self, threads: Threads, shape: str, kind: str, a: Any, b: Any, c: Any) -> list[Array]:
-        if not self.whole_warps(threads, threads.at):
-            return list(c)
-        return matrices.multiply(shape, kind, a, b, c)
-
-    def load_matrices(self, threads: Threads, address: Array, count: int, transposed: bool) -> list[Array]:
-        """ldmatrix: lane 8 k + r gives the address of row r of matrix k, of 8 numbers of 16 bits."""
-        if not self.whole_warps(threads, threads.at):
-            return [np.zeros(threads.n, np.uint32)] * count
-        wanted = threads.lane < 8 * count
-        rows = np.stack(self.shared_memory.load(threads, address, wanted, 8, 2), 1)  # (threads, 2), 16 bytes
-        halves = rows.view(np.uint16).reshape(-1, WARP, 8)
-        result = []
-        for k in range(count):
-            matrix = halves[:, 8 * k : 8 * k + 8]
-            if transposed:
-                matrix = matrix.swapaxes(1, 2)
-            result.append(np.ascontiguousarray(matrix).reshape(-1, 64).view(np.uint32).reshape(-1))
-        return result
-
-    def store_matrices(self, threads: Threads, address: Array, values: list[Array], transposed: bool) -> None:
-        if not self.whole_warps(threads, threads.at):
-            return
-        rows = np.zeros((threads.n, 8), np.uint16)
-        for k, value in enumerate(values):
-            matrix = np.ascontiguousarray(value).reshape(-1, WARP).view(np.uint16).reshape(-1, 8, 8)
-            if transposed:
-                matrix = matrix.swapaxes(1, 2)
-            rows.reshape(-1, WARP, 8)[:, 8 * k : 8 * k + 8] = matrix
-        halves = rows.view(np.uint64)
-        parts = [np.ascontiguousarray(halves[:, k]) for k in range(2)]
-        self.shared_memory.store(threads, address, threads.lane < 8 * len(values), parts)
-
-    def atomic(
-        self,
-        threads: Threads,
-        address: Array,
-        where: Array | None,
-        how: str,
-        order: str,
-        value: Array,
-        other: Array | None = None,
-    ) -> Array:
-        """One thread after the other, in the order of their numbers; at random where warps are."""
-        memory = self.global_memory
-        width = value.itemsize
-        lanes, places, region = memory._checked(threads, address, where, width, 1)
-        before = np.zeros(threads.n, value.dtype)
-        if self.schedule == "random":
-            shuffled = np.array(self.random.sample(range(lanes.size), lanes.size), np.int64)
-            lanes, places, region = lanes[shuffled], places[shuffled], region[shuffled]
-        for lane, place, number in zip(lanes, places, region, strict=True):
-            view = memory.regions[number].views[width].view(value.dtype)
-            at = (place - memory.bases[number]) // width
-            warp = int(threads.warp[lane])
-            if order == "acq_rel":
-                self.clocks.acquire(warp, int(place))
-                self.clocks.release(warp, int(place))
-            old, new = view[at], value[lane]
-            before[lane] = old
-            if how == "cas":
-                assert other is not None
-                view[at] = other[lane] if old == new else old
-            else:
-                view[at] = _ATOMIC[how](old, new)
-        return before
-
-
-_ATOMIC = {
-    "add": lambda old, new: old + new,
-    "max": max,
-    "min": min,
-    "exch": lambda old, new: new,
-    "or": lambda old, new: old | new,
-    "and": lambda old, new: old & new,
-}
 
 
 def undefined(count: int, kind: Any) -> Array:

@@ -22,13 +22,12 @@ class Region:
     def __init__(self, address: int, data: NDArray[np.uint8], allowed: NDArray[np.bool_] | None) -> None:
         self.address, self.size = address, data.size
         self.allowed = allowed
-        even = data.size // 8 * 8
-        self.views = {
-            1: data,
-            **{width: data[:even].view(kind) for width, kind in UNSIGNED.items() if width > 1},
-        }
-        for width in (2, 4):  # an end that is no multiple of 8
-            self.views[width] = data[: data.size // width * width].view(UNSIGNED[width])
+        self.views = views_of(data)
+
+
+def views_of(data: NDArray[np.uint8]) -> dict[int, Array]:
+    """Bytes as numbers of each width, without an end that is no multiple of it."""
+    return {width: data[: data.size // width * width].view(kind) for width, kind in UNSIGNED.items()}
 
 
 def region_at(address: int, size: int, allowed: NDArray[np.bool_] | None = None) -> Region:
@@ -64,23 +63,57 @@ class Memory:
         """Addresses, as a thread gives them, as those of regions."""
         return address.astype(np.int64)
 
-    def load(self, threads: Any, address: Array, where: Array | None, width: int, count: int) -> list[Array]:
+    def load(
+        self,
+        threads: Any,
+        address: Array,
+        where: Array | None,
+        width: int,
+        count: int,
+        *,
+        strong: bool = False,
+    ) -> list[Array]:
         """`count` values of `width` bytes each; 0 where a thread is not to load, or must not."""
         lanes, places, region = self._checked(threads, address, where, width, count)
         result = [np.zeros(threads.n, UNSIGNED[width]) for _ in range(count)]
         if lanes.size:
             cells = self._cells(places, region, width * count)
             warps = np.broadcast_to(threads.warp[lanes][:, None], cells.shape)
-            faults = self.shadow.read(cells, warps)
+            faults = self.shadow.read(cells, warps, strong=strong)
             self.machine.traffic.update(self.traffic(threads, lanes, places, width * count))
             self._tell(threads, lanes, faults, address)
             for number, picked in _groups(region):
-                view, at = self.regions[number].views[width], (places[picked] - self.bases[number]) // width
+                at, blocks = (places[picked] - self.bases[number]) // width, threads.block[lanes[picked]]
                 for k in range(count):
-                    result[k][lanes[picked]] = view[at + k]
+                    result[k][lanes[picked]] = self.read(number, width, at + k, blocks, strong)
         return result
 
-    def store(self, threads: Any, address: Array, where: Array | None, values: list[Array]) -> None:
+    def read(self, number: int, width: int, at: Array, blocks: Array, strong: bool = False) -> Array:
+        """Values of a region, as threads of these blocks see them."""
+        values: Array = self.regions[number].views[width][at]
+        return values
+
+    def write(self, number: int, at: Array, values: Array, blocks: Array, warps: Array) -> None:
+        """Values of a region are changed by threads of these blocks and warps."""
+        self.regions[number].views[values.itemsize][at] = values
+
+    def learn(self, warp: int) -> None:
+        """A warp has learnt of what others have done: here it has seen that before."""
+
+    def noted(
+        self, threads: Any, address: Array, where: Array | None, width: int
+    ) -> tuple[Array, Array, Array]:
+        """The threads of an atomic that may take part, their places, and the numbers of their regions."""
+        lanes, places, region = self._checked(threads, address, where, width, 1)
+        if lanes.size:
+            cells = self._cells(places, region, width)
+            warps = np.broadcast_to(threads.warp[lanes][:, None], cells.shape)
+            self._tell(threads, lanes, self.shadow.write(cells, warps, strong=True), address)
+        return lanes, places, region
+
+    def store(
+        self, threads: Any, address: Array, where: Array | None, values: list[Array], *, strong: bool = False
+    ) -> None:
         """Each thread's values one after the other."""
         width, count = values[0].itemsize, len(values)
         lanes, places, region = self._checked(threads, address, where, width, count)
@@ -98,14 +131,15 @@ class Memory:
         # Where nothing changes nobody sees whether it was written.
         changed = changes[:, None] | ~self.shadow.written[cells]
         if changed.any():
-            faults = self.shadow.write(cells[changed], warps[changed])
+            faults = self.shadow.write(cells[changed], warps[changed], strong=strong)
             self._tell(threads, np.repeat(lanes, cells.shape[1])[changed.ravel()], faults, address)
 
         for number, picked in _groups(region):
             view, at = self.regions[number].views[width], (places[picked] - self.bases[number]) // width
             different = np.zeros(picked.size, bool)
+            here = lanes[picked]
             for k, value in enumerate(values):
-                view[at + k] = value[lanes[picked]]
+                self.write(number, at + k, value[here], threads.block[here], threads.warp[here])
             for k, value in enumerate(values):
                 different |= view[at + k] != value[lanes[picked]]
             if different.any():

@@ -10,9 +10,11 @@ import re
 from emulator.instructions import OfRegisters
 from emulator.kinds import SPACES, bits_of, storage
 from emulator.ptx import Address, Instruction, Operand, TensorAddress
+from emulator.strong import ATOMIC
 
 # Copies of a box into shared memory. A block's own memory has the same addresses in its cluster's.
 LOADS = [("tensor", "2d", where, "global") for where in ("shared__cta", "shared__cluster")]
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 
 
 class Instructions(OfRegisters):
@@ -23,21 +25,21 @@ class Instructions(OfRegisters):
         if str(members) not in ("-1", "0xffffffff") or "|" in str(result):
             self.unknown(i.text)
         a, b, c = self.value(str(source), "b32"), self.value(str(lane), "b32"), self.value(str(clamp), "b32")
-        self.write(result, "b32", f'm.shuffle(th, "{i.modifiers[1]}", {a}, {b}, {c})')
+        self.write(result, "b32", f'm.warps.shuffle(th, "{i.modifiers[1]}", {a}, {b}, {c})')
 
     def do_redux(self, i: Instruction) -> None:
         a = self.value(str(i.operands[1]), i.type)
-        self.write(i.operands[0], i.type, f'm.reduce(th, "{i.modifiers[1]}", {a})')
+        self.write(i.operands[0], i.type, f'm.warps.reduce(th, "{i.modifiers[1]}", {a})')
 
     def do_vote(self, i: Instruction) -> None:
         how = i.modifiers[1]
         a = self.predicate((str(i.operands[1]).lstrip("!"), str(i.operands[1]).startswith("!")))
-        self.write(i.operands[0], "b32" if how == "ballot" else "pred", f'm.vote(th, "{how}", {a})')
+        self.write(i.operands[0], "b32" if how == "ballot" else "pred", f'm.warps.vote(th, "{how}", {a})')
 
     def do_elect(self, i: Instruction) -> None:
         lane, elected = str(i.operands[0]).split("|")
         self.write(lane, "b32", "th.full(b32(0))")  # the first of a whole warp
-        self.write(elected, "pred", "m.elect(th)")
+        self.write(elected, "pred", "m.warps.elect(th)")
 
     def do_bar(self, i: Instruction) -> None:
         """bar.warp.sync; all others end a block."""
@@ -132,7 +134,11 @@ class Instructions(OfRegisters):
         to = i.operands[0] if isinstance(i.operands[0], tuple) else (i.operands[0],)
         loaded = self.variable()
         width = bits_of(i.type) // 8
-        self.line(f"{loaded} = m.{space}_memory.load(th, {address}, {where}, {width}, {len(to)})")
+        wanted = f"th, {address}, {where}, {width}, {len(to)}"
+        if space == "global" and {*ORDERS, "volatile"} & {*i.modifiers}:
+            self.line(f"{loaded} = m.strong.load({wanted}, {self.ordering(i, 'relaxed')})")
+        else:
+            self.line(f"{loaded} = m.{space}_memory.load({wanted})")
         for k, register in enumerate(to):
             self.write(register, i.type, f"{loaded}[{k}].view({i.type})")
 
@@ -142,28 +148,49 @@ class Instructions(OfRegisters):
         source = i.operands[1] if isinstance(i.operands[1], tuple) else (str(i.operands[1]),)
         kind = storage(i.type)
         values = ", ".join(f"th.array({self.value(x, kind)})" for x in source)
-        self.line(f"m.{space}_memory.store(th, {address}, {self.guard or 'None'}, [{values}])")
+        stored = f"th, {address}, {self.guard or 'None'}, [{values}]"
+        if space == "global" and {*ORDERS, "volatile"} & {*i.modifiers}:
+            self.line(f"m.strong.store({stored}, {self.ordering(i, 'relaxed')})")
+        else:
+            self.line(f"m.{space}_memory.store({stored})")
+
+    def ordering(self, i: Instruction, default: str) -> str:
+        """What a strong access orders, and for whom: .volatile is .relaxed for all."""
+        order = next((x for x in i.modifiers if x in ORDERS), default)
+        if "cluster" in i.modifiers:
+            self.unknown(i.text)
+        return f'"{order}", "{"cta" if "cta" in i.modifiers else "gpu"}"'
 
     def do_atom(self, i: Instruction) -> None:
         to, place, operand = i.operands[:3]
-        how = i.modifiers[-2]
-        value = self.value(str(operand), i.type)
-        address = self.address(place, 64)
         others = "".join(f", th.array({self.value(str(x), i.type)})" for x in i.operands[3:])
-        order = '"acq_rel"' if "acq_rel" in i.modifiers else '"relaxed"'
-        call = f'm.atomic(th, {address}, {self.guard or "None"}, "{how}", {order}, th.array({value}){others})'
-        self.write(to, i.type, call)
+        self.write(to, i.type, self.atomic(i, place, operand, others))
 
     def do_red(self, i: Instruction) -> None:
-        place, operand = i.operands[:2]
-        value, address = self.value(str(operand), i.type), self.address(place, 64)
-        order = '"acq_rel"' if {"acq_rel", "release"} & set(i.modifiers) else '"relaxed"'
-        where, how = self.guard or "None", i.modifiers[-2]
-        self.line(f'm.atomic(th, {address}, {where}, "{how}", {order}, th.array({value}))')
+        self.line(self.atomic(i, *i.operands[:2], ""))
+
+    def atomic(self, i: Instruction, place: Operand, operand: Operand, others: str) -> str:
+        how = i.modifiers[-2]
+        if how not in ATOMIC or self.space(i) != "global":
+            self.unknown(i.text)
+        address, where = self.address(place, 64), self.guard or "None"
+        value = f"th.array({self.value(str(operand), i.type)})"
+        order = self.ordering(i, "relaxed")
+        return f'm.strong.atomic(th, {address}, {where}, "{how}", {order}, {value}{others})'
 
     def do_fence(self, i: Instruction) -> None:
+        first = i.modifiers[0]
         if "async" in i.modifiers:
-            self.line("m.clocks.fence(np.unique(th.warp))")
+            self.line("m.clocks.fence_proxy(np.unique(th.warp))")
+        elif first in ("acq_rel", "sc", "cta", "gpu", "sys"):
+            scope = "cta" if "cta" in i.modifiers else "gpu"
+            self.line(f'm.strong.fence(th, {self.guard or "None"}, "{scope}")')
+        elif first not in ("mbarrier_init", "proxy"):
+            self.unknown(i.text)
+
+    def do_membar(self, i: Instruction) -> None:
+        scope = "cta" if i.modifiers == ("cta",) else "gpu"
+        self.line(f'm.strong.fence(th, {self.guard or "None"}, "{scope}")')
 
     def do_cp(self, i: Instruction) -> None:
         where = self.guard or "None"
@@ -211,7 +238,7 @@ class Instructions(OfRegisters):
         assert isinstance(to, tuple)
         loaded = self.variable()
         address = self.address(i.operands[1], 32)
-        self.line(f"{loaded} = m.load_matrices(th, {address}, {count}, {'trans' in i.modifiers})")
+        self.line(f"{loaded} = m.warps.load_matrices(th, {address}, {count}, {'trans' in i.modifiers})")
         for k, register in enumerate(to):
             self.write(register, "b32", f"{loaded}[{k}]")
 
@@ -220,7 +247,7 @@ class Instructions(OfRegisters):
         values = ", ".join(
             self.value(x, "b32") for x in (source if isinstance(source, tuple) else (str(source),))
         )
-        self.line(f"m.store_matrices(th, {address}, [{values}], {'trans' in i.modifiers})")
+        self.line(f"m.warps.store_matrices(th, {address}, [{values}], {'trans' in i.modifiers})")
 
     def do_mma(self, i: Instruction) -> None:
         """mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"""
@@ -231,6 +258,6 @@ class Instructions(OfRegisters):
         c = [self.value(x, of_sums) for x in i.operands[3]]
         result = self.variable()
         operands = ", ".join(f"[{', '.join(part)}]" for part in (a, b, c))
-        self.line(f'{result} = m.multiply(th, "{shape}", "{kind}", {operands})')
+        self.line(f'{result} = m.warps.multiply(th, "{shape}", "{kind}", {operands})')
         for k, register in enumerate(i.operands[0]):
             self.write(register, of_sums, f"{result}[{k}]")

@@ -1,8 +1,8 @@
 """Which accesses are ordered: vector clocks of warps, and for each cell of memory its readers and writer.
 
 An access happens before another if the same warp made both, or if the warp of the second has learnt, by
-barriers and atomics, of a time of the first's warp that is later than the first. Two accesses to a cell
-that are not ordered, of which one changes it, are a race, in whatever order they were made here.
+barriers, atomics and fences, of a time of the first's warp that is later than the first. Two accesses to a
+cell that are not ordered, of which one changes it, are a race, in whatever order they were made here.
 
 Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009; PTX ISA,
 chapter 8 (memory consistency model).
@@ -10,12 +10,14 @@ chapter 8 (memory consistency model).
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.integer[Any]]
+Key = tuple[int, int | None]  # an address, and the block for which something is released there, None for all
 
 NOBODY = -1
 MANY = -2
@@ -29,7 +31,11 @@ class Clocks:
         self.times = np.zeros((blocks * warps, blocks * warps), np.int32)
         np.fill_diagonal(self.times, 1)
         self.fenced = np.zeros_like(self.times)  # the same of what was fenced for the asynchronous proxy
-        self.released: dict[int, Integers] = {}  # what has been released at an address
+        self.released: dict[Hashable, Integers] = {}  # what has been released at an address
+        # Of warps, for the whole grid or for their block alone: what they knew at their last fence, and what
+        # relaxed reads have found since, which the next fence tells them.
+        self.offered: dict[tuple[int, bool], Integers] = {}
+        self.heard: dict[tuple[int, bool], Integers] = {}
 
     def now(self, warps: Integers) -> Integers:
         """The warps' own times."""
@@ -38,7 +44,7 @@ class Clocks:
     def tick(self, warps: Integers) -> None:
         self.times[warps, warps] += 1
 
-    def fence(self, warps: Integers) -> None:
+    def fence_proxy(self, warps: Integers) -> None:
         """fence.proxy.async: what the warps know of is in order before what asynchronous units do."""
         self.fenced[warps] = np.maximum(self.fenced[warps], self.times[warps])
 
@@ -48,19 +54,58 @@ class Clocks:
         self.fenced[warps] = self.fenced[warps].max(0)
         self.tick(warps)
 
-    def release(self, warp: int, address: int) -> None:
+    def release(self, warp: int, address: Hashable) -> None:
         """What the warp knows can be learnt at an address."""
-        known = self.released.get(address)
-        mine = np.stack([self.times[warp], self.fenced[warp]])
-        self.released[address] = mine if known is None else np.maximum(known, mine)
+        self._add(self.released, address, self._knowledge(warp))
         self.times[warp, warp] += 1
 
-    def acquire(self, warps: Integers | int, address: int) -> None:
+    def acquire(self, warps: Integers | int, address: Hashable) -> None:
         """Warps learn what was released there."""
-        known = self.released.get(address)
+        self._learn(warps, self.released.get(address))
+
+    def fence(self, warp: int, *, whole_grid: bool) -> None:
+        """fence.acq_rel: a warp learns what it has heard, and its next relaxed writes tell what it knows.
+
+        A fence for the whole grid is one for the warp's block, too.
+        """
+        scopes = (True, False) if whole_grid else (False,)
+        for scope in scopes:
+            self._learn(warp, self.heard.pop((warp, scope), None))
+        for scope in scopes:
+            self.offered[warp, scope] = self._knowledge(warp)
+        self.times[warp, warp] += 1
+
+    def hear(self, warp: int, keys: Sequence[Key]) -> None:
+        """A relaxed read of a warp finds what was released, and learns it at the next fence."""
+        for key in keys:
+            released = self.released.get(key)
+            if released is not None:
+                self._add(self.heard, (warp, key[1] is None), released)
+
+    def offer(self, warp: int, keys: Sequence[Key]) -> None:
+        """A relaxed write of a warp releases what the warp knew at its last fence."""
+        for key in keys:
+            known = self.offered.get((warp, key[1] is None))
+            if known is not None:
+                self._add(self.released, key, known)
+
+    def forget(self, keys: Sequence[Key]) -> None:
+        """Another value is there now, which tells nothing yet."""
+        for key in keys:
+            self.released.pop(key, None)
+
+    def _knowledge(self, warp: int) -> Integers:
+        return np.stack([self.times[warp], self.fenced[warp]])
+
+    def _learn(self, warps: Integers | int, known: Integers | None) -> None:
         if known is not None:
             self.times[warps] = np.maximum(self.times[warps], known[0])
             self.fenced[warps] = np.maximum(self.fenced[warps], known[1])
+
+    @staticmethod
+    def _add(to: dict[Any, Integers], key: Hashable, known: Integers) -> None:
+        before = to.get(key)
+        to[key] = known if before is None else np.maximum(before, known)
 
 
 class Shadow:
@@ -83,6 +128,7 @@ class Shadow:
             cells, NOBODY, np.int32
         )  # warps whose asynchronous copies to a cell are not waited for
         self.busy = np.zeros(cells, np.int32)  # asynchronous reads of a cell that are not waited for
+        self.strong = np.zeros(cells, bool)  # whether a strong access has written it
         self.generic = np.zeros(cells, bool)  # whether a thread, and no asynchronous unit, has written it
         self.many: list[
             tuple[Integers, Integers, Integers]
@@ -92,8 +138,13 @@ class Shadow:
         """Whether warps have learnt of what others did at a time. Nobody's doing is before everything."""
         return (other == NOBODY) | (other == warps) | (self.clocks.times[warps, other] >= at)
 
-    def read(self, cells: Integers, warps: Integers, *, asynchronous: bool = False) -> dict[str, Any]:
-        """Notes a read of cells by warps, arrays of one shape; what is wrong with it, as masks by kinds."""
+    def read(
+        self, cells: Integers, warps: Integers, *, asynchronous: bool = False, strong: bool = False
+    ) -> dict[str, Any]:
+        """Notes a read of cells by warps, arrays of one shape; what is wrong with it, as masks by kinds.
+
+        A strong read need not come after a strong write, nor before one, and is not noted.
+        """
         faults = {
             "uninitialised": ~self.written[cells],
             "pending": self.pending[cells] != NOBODY,
@@ -103,6 +154,9 @@ class Shadow:
             writer = self.writer[cells]
             known = self.clocks.fenced[warps, writer] >= self.written_at[cells]
             faults["proxy"] = self.generic[cells] & (writer != NOBODY) & ~known
+        if strong:
+            faults["race"] &= ~self.strong[cells]
+            return faults
         now = self.clocks.now(warps)
         before, at = self.reader[cells], self.read_at[cells]
         # A read before this one need not be known any more: who comes after this comes after it, too.
@@ -119,12 +173,14 @@ class Shadow:
             self.many.append((held, warps[others], now[others]))
         return faults
 
-    def write(self, cells: Integers, warps: Integers) -> dict[str, Any]:
+    def write(self, cells: Integers, warps: Integers, *, strong: bool = False) -> dict[str, Any]:
         """Notes that warps change cells."""
         faults = {
             "pending": (self.pending[cells] != NOBODY) | (self.busy[cells] > 0),
             "race": ~self._ordered(warps, self.writer[cells], self.written_at[cells]),
         }
+        if strong:
+            faults["race"] &= ~self.strong[cells]
         readers = self.reader[cells]
         single = readers >= 0
         if single.any():
@@ -132,13 +188,16 @@ class Shadow:
             faults["race"][single] |= raced
         if (readers == MANY).any():
             faults["race"] |= self._raced_with_many(cells, warps, readers == MANY)
-        self.finish(cells, warps, self.clocks.now(warps))
+        self.finish(cells, warps, self.clocks.now(warps), strong=strong)
         return faults
 
-    def finish(self, cells: Integers, warps: Integers, at: Integers, *, generic: bool = True) -> None:
+    def finish(
+        self, cells: Integers, warps: Integers, at: Integers, *, generic: bool = True, strong: bool = False
+    ) -> None:
         """Cells hold what warps, or units at their command, have written at a time of theirs."""
         self.writer[cells], self.written_at[cells] = warps, at
         self.generic[cells] = generic
+        self.strong[cells] = strong
         self.written[cells] = True
         self.reader[cells] = NOBODY
 

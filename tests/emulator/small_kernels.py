@@ -41,6 +41,7 @@ def execute(
     shared: int = 0,
     schedule: str = "lockstep",
     seed: int = 0,
+    late: bool = False,
 ) -> Reports:
     """Runs a kernel whose registers %d0, %d1, ... point to arrays, %r0 is the thread and %r1 the block."""
     names = [f"small_kernel_param_{k}" for k in range(len(arrays))]
@@ -57,6 +58,7 @@ def execute(
         reports,
         schedule,
         seed,
+        late=late,
     )
     machine.run()
     return reports

@@ -52,6 +52,10 @@ ALL = {
 }
 
 
+# In which several programs repair a block of rows, and the last one adds up what all have stored.
+OF_SEVERAL_PROGRAMS = {80: ("overflow, negatives", "TF32, overflow"), 90: ("overflow",)}
+
+
 def lines(*arguments):
     command = [sys.executable, "-m", "tests.shared.emulated_losses", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -97,6 +101,15 @@ def test_in_random_order(arch, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arch", OF_SEVERAL_PROGRAMS)
+def test_blocks_that_see_stores_late(arch):
+    """Nothing is reported, and the values are as good, where a missing order would leave values of before."""
+    for result in lines(arch, *OF_SEVERAL_PROGRAMS[arch], "--late"):
+        assert "repair_rows_kernel" in result["launches"]
+        check(result)
+
+
+@pytest.mark.slow
 def test_all_schedules_of_one_loss():
     """What `make emulate` runs of every loss; the command fails where anything is reported."""
     found = lines(80, "overflow, negatives", "--orders", 2)
@@ -127,12 +140,16 @@ def faults():
             "a store of a tile is not fenced",
         ),
         *("fewer bytes are expected", "a barrier expects two", "two warps have an element"),
+        *("blocks are not ordered", "a block is ordered with itself alone"),
     ],
 )
 def test_what_is_planted_into_kernels_is_found(fault):
     result = faults()[fault]
     if result["wanted"] == "stopped":
         assert result["stopped"]
+    elif result["wanted"] == "late":
+        assert result["kinds"] == ["race"]
+        assert not max(result["errors"]) <= 0.01  # or NaN
     elif result["wanted"] == "values":
         assert result["kinds"] in ([], ["values"])
         assert max(result["errors"]) > 0.01

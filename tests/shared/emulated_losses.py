@@ -2,6 +2,7 @@
 
 python -m tests.shared.emulated_losses 90 --schedule random --seed 3      # all losses on one architecture
 python -m tests.shared.emulated_losses 90 --orders 10     # in lockstep, alone and in ten random orders
+python -m tests.shared.emulated_losses 80 overflow --late  # blocks see each other's stores late
 python -m tests.shared.emulated_losses --faults                           # what is planted into the kernels
 
 A line of JSON is printed for each. With --orders the command fails where anything is reported.
@@ -220,7 +221,12 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
 
 
 def emulate(
-    loss: Loss, arch: int, schedule: str = "lockstep", seed: int = 0, edit: Edit | None = None
+    loss: Loss,
+    arch: int,
+    schedule: str = "lockstep",
+    seed: int = 0,
+    edit: Edit | None = None,
+    late: bool = False,
 ) -> tuple[Emulation, list[Tensor] | None]:
     """What the emulator has seen, and the value and gradients, None where the kernels wait for ever."""
     from fastqt.engines import triton
@@ -235,7 +241,7 @@ def emulate(
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
-            emulated(gpu, schedule, seed, loss.descriptors, table, edit) as emulation,
+            emulated(gpu, schedule, seed, loss.descriptors, table, edit, late) as emulation,
         ):
             try:
                 return emulation, value_and_gradients(loss, None, "triton")
@@ -246,7 +252,12 @@ def emulate(
 
 
 def run(
-    name: str, arch: int, schedule: str = "lockstep", seed: int = 0, edit: Edit | None = None
+    name: str,
+    arch: int,
+    schedule: str = "lockstep",
+    seed: int = 0,
+    edit: Edit | None = None,
+    late: bool = False,
 ) -> dict[str, Any]:
     """One loss: its errors and those of plain PyTorch, and what the emulator reports.
 
@@ -258,7 +269,7 @@ def run(
     in_float32 = value_and_gradients(loss, None, "reference")
     with mock.patch.object(reference, "dtype_for", lambda p, dtype: dtype):
         eager = value_and_gradients(loss, None, "reference")
-    emulation, ours = emulate(loss, arch, schedule, seed, edit)
+    emulation, ours = emulate(loss, arch, schedule, seed, edit, late)
     return {
         "name": name,
         "arch": arch,
@@ -340,6 +351,18 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
     ),
 }
 
+# The same where blocks see each other's stores late: besides the race the values are wrong.
+LATE_FAULTS: dict[str, tuple[str, int, str, Callable[[str], str]]] = {
+    "blocks are not ordered": (
+        *("overflow, negatives", 80, "repair_rows_kernel"),
+        without(r"acq_rel", "relaxed"),
+    ),
+    "a block is ordered with itself alone": (
+        *("overflow, negatives", 80, "repair_rows_kernel"),
+        without(r"(atom\.global)\.gpu(\.acq_rel)", r"\1.cta\2"),
+    ),
+}
+
 
 def elements_as_before(n: int, most: int, warps: int) -> dict[str, int]:
     """Programs of four warps, of which two have each element of a row of 64."""
@@ -350,6 +373,10 @@ def faults() -> None:
     for name, (loss, arch, kernel, edit, wanted) in FAULTS.items():
         result = run(loss, arch, edit=Edit(kernel, edit))
         print(json.dumps({**result, "fault": name, "wanted": wanted}), flush=True)
+
+    for name, (loss, arch, kernel, edit) in LATE_FAULTS.items():
+        result = run(loss, arch, edit=Edit(kernel, edit), late=True)
+        print(json.dumps({**result, "fault": name, "wanted": "late"}), flush=True)
 
     from fastqt.kernels import gradients
 
@@ -369,6 +396,11 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*")
     parser.add_argument("--schedule", default="lockstep")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--late",
+        action="store_true",
+        help="blocks see each other's stores as late as the memory model allows",
+    )
     parser.add_argument("--orders", type=int, help="all schedules, of which so many are random")
     parser.add_argument("--faults", action="store_true", help="plant faults into the kernels")
     parser.add_argument("--list", action="store_true", help="print the names of the losses")
@@ -384,7 +416,7 @@ if __name__ == "__main__":
         for schedule, seed in chosen:
             for name in asked.names or LOSSES:
                 if asked.arch in LOSSES[name].archs:
-                    result = run(name, asked.arch, schedule, seed)
+                    result = run(name, asked.arch, schedule, seed, late=asked.late)
                     sound &= result["finite"] and not result["reports"]
                     print(json.dumps({**result, "schedule": schedule, "seed": seed}), flush=True)
         if asked.orders is not None and not sound:

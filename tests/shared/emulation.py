@@ -51,6 +51,7 @@ class Emulation:
 
     Attributes:
         edit: what is changed before a kernel is executed.
+        late: whether blocks see each other's stores as late as the memory model allows.
         executed: how many threads have executed an instruction of each opcode, by kernels.
     """
 
@@ -58,6 +59,7 @@ class Emulation:
     schedule: str
     seed: int
     edit: Edit | None = None
+    late: bool = False
     reports: Reports = field(default_factory=Reports)
     launches: list[str] = field(default_factory=list)
     executed: dict[str, Counter[str]] = field(default_factory=dict)
@@ -91,9 +93,10 @@ class Emulation:
         values += [(0, "i")] * SCRATCH
         sizes = made.kernel.parameters.values()
         arguments = [packed(x, size, kind) for (x, kind), size in zip(values, sizes, strict=True)]
+        x, y, z = (*(launch.grid or (launch.programs,)), 1, 1)[:3]
         machine = Machine(
             made.kernel,
-            (launch.programs, 1, 1),
+            (x, y, z),
             arguments,
             regions(tensors),
             made.shared,
@@ -102,6 +105,7 @@ class Emulation:
             self.seed,
             made.code,
             tensor_maps,
+            late=self.late,
         )
         machine.run()
         self.launches.append(launch.kernel.__name__)
@@ -197,8 +201,9 @@ def emulated(
     descriptors: bool | None = None,
     table: dict[str, Any] | None = None,
     edit: Edit | None = None,
+    late: bool = False,
 ) -> Iterator[Emulation]:
     """What the engine would launch on a GPU is executed here."""
-    emulation = Emulation(gpu, schedule, seed, edit)
+    emulation = Emulation(gpu, schedule, seed, edit, late)
     with standing_in(gpu, descriptors, emulation.launch, table):
         yield emulation

@@ -6,6 +6,7 @@ The schedule itself walks over tensors of device "meta"; what it would launch is
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -106,6 +107,7 @@ class Launch:
     programs: int
     arguments: dict[str, Any]  # by name; tensors have no data
     options: dict[str, Any]
+    grid: tuple[int, ...] = ()  # the programs along each axis, empty where there is one axis
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -136,7 +138,7 @@ class Launch:
 
 _TYPES = {
     **{torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"},
-    **{torch.int64: "i64", torch.int32: "i32", torch.bool: "u1"},
+    **{torch.int64: "i64", torch.int32: "i32", torch.uint32: "u32", torch.bool: "u1"},
 }
 
 
@@ -259,14 +261,15 @@ def standing_in(
     from fastqt.engines.triton import scores
     from fastqt.kernels import tuning
 
-    def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
+    def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False))
         arguments.update({name: value for name, value in kwargs.items() if name in kernel.arg_names})
         for parameter in kernel.params:
             if parameter.name not in arguments:
                 arguments[parameter.name] = parameter.default
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
-        launched(Launch(kernel, grid[0], arguments, options))
+        axes = tuple(grid({**arguments, **options}) if callable(grid) else grid)
+        launched(Launch(kernel, math.prod(axes), arguments, options, axes))
 
     def config(_: torch.device, *shape: Any) -> Any:
         tiles = tuning.score_config(torch.device("cuda"), *shape)
