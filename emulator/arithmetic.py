@@ -36,6 +36,43 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     return np.where(np.isfinite(corrected), corrected, total)
 
 
+def _exact(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
+    """a * b + c of float32 in two parts, float64: the nearest number, and what is missing."""
+    product, c = a.astype(np.float64) * b, np.float64(c)  # which is exact
+    total = product + c
+    of_c = total - product
+    return total, (product - (total - of_c)) + (c - of_c)
+
+
+def add_rz(a: Array, b: Array) -> Array:
+    """a + b of float32, rounded towards zero."""
+    return fma_rz(a, np.float32(1), b)
+
+
+def fma_rz(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float32, rounded towards zero."""
+    total, missing = _exact(a, b, c)
+    nearest = total.astype(np.float32)
+    beyond = np.abs(nearest.astype(np.float64)) > np.abs(total)
+    beyond |= (nearest == total) & (missing != 0) & ((missing < 0) != (total < 0))
+    return np.where(beyond & np.isfinite(total), np.nextafter(nearest, np.float32(0)), nearest)
+
+
+def fma_bf16(a: Bits, b: Bits, c: Bits) -> Bits:
+    """a * b + c of bfloat16, or of each of two in 32 bits, rounded once."""
+    if a.dtype == np.uint32:
+        parts = (
+            np.broadcast_to(x, a.shape).copy().view(np.uint16) for x in (a, b, c)
+        )  # the lower half first
+        return fma_bf16(*parts).view(np.uint32)
+    a, b, c = (from_bf16(x) for x in (a, b, c))
+    total, missing = _exact(a, b, c)
+    truncated = fma_rz(a, b, c)
+    # An odd last bit stands for what is cut off, so that to round again is to round once.
+    inexact = np.isfinite(truncated) & ((truncated != total) | (missing != 0))
+    return to_bf16((truncated.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32))
+
+
 def flush(x: Array) -> Array:
     """.ftz: subnormal numbers become zeros of their sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)

@@ -39,7 +39,8 @@ def polls(kernel: Kernel) -> bool:
         block.number
         for block in kernel.blocks
         if any(
-            i.name == "atom" or {"acquire", "relaxed", "volatile"} & {*i.modifiers[:1]}
+            (i.name == "ld" and {"acquire", "relaxed", "volatile"} & {*i.modifiers})
+            or (i.name == "atom" and {"cas", "exch", "or"} & {*i.modifiers})
             for i in block.instructions
         )
     }

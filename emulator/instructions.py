@@ -9,6 +9,16 @@ from emulator.kinds import OPPOSITE, ORDERED, ROUNDINGS, bits_of, is_float, stor
 from emulator.ptx import Instruction
 from emulator.writer import Writer
 
+# a + b, a - b and a b of bfloat16 as fused products, of which the first factor is a: b and c of a b + c.
+OF_BF16 = {
+    "bf16": {"*": "{b}, b16(0x8000)", "+": "b16(0x3F80), {b}", "-": "b16(0x3F80), {b} ^ b16(0x8000)"},
+    "bf16x2": {
+        "*": "{b}, b32(0x80008000)",
+        "+": "b32(0x3F803F80), {b}",
+        "-": "b32(0x3F803F80), {b} ^ b32(0x80008000)",
+    },
+}
+
 
 class OfRegisters(Writer):
     """Arithmetic, comparisons, bits, moves and conversions."""
@@ -19,10 +29,18 @@ class OfRegisters(Writer):
         self.write(i.operands[0], kind, expression.format(a=a, b=b, kind=kind))
 
     def float_binary(self, i: Instruction, sign: str) -> None:
-        if i.type in ("bf16", "bf16x2", "f16x2") or {"rz", "rm", "rp", "sat"} & set(i.modifiers):
+        flushed, rounding = "ftz" in i.modifiers, {"rz", "rm", "rp", "sat"} & set(i.modifiers)
+        if i.type in ("bf16", "bf16x2") and not flushed | bool(rounding):
+            self.binary(i, "a.fma_bf16({a}, " + OF_BF16[i.type][sign] + ")")
+        elif rounding == {"rz"} and i.type == "f32" and sign == "+":
+            self.binary(
+                i, "a.flush(a.add_rz(a.flush({a}), a.flush({b})))" if flushed else "a.add_rz({a}, {b})"
+            )
+        elif i.type in ("bf16", "bf16x2", "f16x2") or rounding:
             self.unknown(i.text)
-        flushed = "ftz" in i.modifiers
-        self.binary(i, f"a.flush(a.flush({{a}}) {sign} a.flush({{b}}))" if flushed else f"{{a}} {sign} {{b}}")
+        else:
+            plain = f"a.flush(a.flush({{a}}) {sign} a.flush({{b}}))" if flushed else f"{{a}} {sign} {{b}}"
+            self.binary(i, plain)
 
     def do_add(self, i: Instruction) -> None:
         self.float_binary(i, "+")
@@ -49,15 +67,21 @@ class OfRegisters(Writer):
         self.write(i.operands[0], wide, f"{wide}({a}) * {wide}({b}) + {c}")
 
     def do_fma(self, i: Instruction) -> None:
-        if i.type not in ("f32", "f64") or "rn" not in i.modifiers or "sat" in i.modifiers:
+        if i.type in ("bf16", "bf16x2") and i.modifiers == ("rn", i.type):
+            a, b, c = (f"th.array({self.value(str(x), i.type)})" for x in i.operands[1:4])
+            self.write(i.operands[0], i.type, f"a.fma_bf16({a}, {b}, {c})")
+            return
+        rounding = "rz" if "rz" in i.modifiers and i.type == "f32" else "rn"
+        if i.type not in ("f32", "f64") or rounding not in i.modifiers or "sat" in i.modifiers:
             self.unknown(i.text)
+        of_f32 = "fma_rz" if rounding == "rz" else "fma_f32"
         a, b, c = (self.value(str(x), i.type) for x in i.operands[1:4])
         if i.type == "f64":
             expression = f"a.fma_f64({a}, {b}, {c})"
         elif "ftz" in i.modifiers:
-            expression = f"a.flush(a.fma_f32(a.flush({a}), a.flush({b}), a.flush({c})))"
+            expression = f"a.flush(a.{of_f32}(a.flush({a}), a.flush({b}), a.flush({c})))"
         else:
-            expression = f"a.fma_f32({a}, {b}, {c})"
+            expression = f"a.{of_f32}({a}, {b}, {c})"
         self.write(i.operands[0], i.type, expression)
 
     def do_div(self, i: Instruction) -> None:

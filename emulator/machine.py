@@ -32,7 +32,7 @@ Array = NDArray[Any]
 # each block goes on until it waits ("alone"), or until the end of a basic block, when any may ("random").
 SCHEDULES = ("lockstep", "alone", "random")
 
-PATIENCE = 8  # turns, of which one is of those who have not had one for longest
+PATIENCE = 2  # turns, of which one is of those who have not had one for longest
 
 
 class StoppedError(Exception):

@@ -161,6 +161,12 @@ class Instructions(OfRegisters):
             self.unknown(i.text)
         return f'"{order}", "{"cta" if "cta" in i.modifiers else "gpu"}"'
 
+    def do_createpolicy(self, i: Instruction) -> None:
+        """What a cache is to keep, which accesses take as .L2::cache_hint: it changes no value."""
+        if i.guard is not None or i.type != "b64":
+            self.unknown(i.text)
+        self.write(i.operands[0], "b64", "th.full(b64(0))")
+
     def do_atom(self, i: Instruction) -> None:
         to, place, operand = i.operands[:3]
         others = "".join(f", th.array({self.value(str(x), i.type)})" for x in i.operands[3:])

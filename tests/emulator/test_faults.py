@@ -166,6 +166,20 @@ def test_blocks_are_ordered_by_atomics_alone():
         assert total[0] == 10 + 11 + 12 + 13
 
 
+def test_a_policy_of_the_cache_changes_nothing():
+    body = """
+        createpolicy.fractional.L2::evict_last.b64 %d9, 1.0;
+        mul.wide.u32 %d10, %r0, 4;
+        add.s64 %d11, %d10, %d1;
+        add.s64 %d10, %d10, %d0;
+        ld.global.L1::evict_last.L2::cache_hint.b32 %r10, [%d10], %d9;
+        st.global.L1::evict_last.L2::cache_hint.b32 [%d11], %r10, %d9;
+    """
+    source, out = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    assert kinds(body, source, out) == set()
+    assert out.tolist() == source.tolist()
+
+
 @every_schedule
 def test_threads_that_part_meet_again(schedule):
     """A way round that lies behind the place where the ways meet."""

@@ -133,6 +133,50 @@ def test_conversions_to_16_bits_round_to_even(kind):
     torch.testing.assert_close(found, values.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
+def test_sums_and_fused_products_that_are_rounded_towards_zero():
+    draw = np.random.default_rng(0)
+    a, b = draw.normal(size=(2, 256)).astype(np.float32)
+    # Sums of which one part lies below the last place of the other, and of which one cancels.
+    c = np.concatenate([draw.normal(size=64), 1e-12 * b[64:128], 1e12 * b[128:192], -(a * b)[192:]]).astype(
+        "f4"
+    )
+    for instruction, exact in (
+        ("add.rz.f32 d, a, c;", lambda x, y, z: Fraction(x) + Fraction(z)),
+        ("fma.rz.f32 d, a, b, c;", lambda x, y, z: Fraction(x) * Fraction(y) + Fraction(z)),
+    ):
+        out = np.zeros(256, np.float32)
+        of_each_thread(instruction, [a, b, c], out)
+        for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), out, strict=True):
+            wanted = exact(x, y, z)
+            further = np.nextafter(found, np.float32(np.copysign(np.inf, float(wanted))))
+            assert abs(Fraction(float(found))) <= abs(wanted) < abs(Fraction(float(further)))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "meant"),
+    [
+        ("add{} d, a, b;", lambda a, b, c: a + b),
+        ("sub{} d, a, b;", lambda a, b, c: a - b),
+        ("mul{} d, a, b;", lambda a, b, c: a * b),
+        ("fma.rn{} d, a, b, c;", lambda a, b, c: a * b + c),
+    ],
+    ids=["add", "sub", "mul", "fma"],
+)
+def test_arithmetic_of_bfloat16(instruction, meant):
+    """In float64, which has all digits of a result, but for parts far below its last place."""
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = torch.randn(3, 256, generator=generator).bfloat16()
+    c[:64] *= 2.0**-12
+    c[64:128] = -(a * b)[64:128]
+    wanted = meant(a.double(), b.double(), c.double()).bfloat16()
+    for kind, bits in (("bf16", np.uint16), ("bf16x2", np.uint32)):
+        out = np.zeros(256 * 2 // bits().itemsize, bits)
+        inputs = [x.view(torch.int16).numpy().view(bits) for x in (a, b, c)]
+        of_each_thread(instruction.format(f".{kind}"), inputs, out)
+        found = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 def test_a_fused_product_is_rounded_once():
     draw = np.random.default_rng(0)
     a, b = draw.normal(size=(2, 128))
