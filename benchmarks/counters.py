@@ -43,7 +43,7 @@ CLASSES = {
     "tensor": r"mma|wgmma\.mma_async",
     "special": r"ex2|lg2|rcp|rsqrt|sqrt|tanh|div\.(approx|full)",
     "double": r".*\.f64$",
-    "float": r"(add|sub|mul|fma|min|max|neg|abs)\..*f(16|32)$",
+    "float": r"(add|sub|mul|fma|min|max|neg|abs)\..*f(16|32|16x2)$",
     "convert": r"cvt",
     "select": r"setp|selp|(and|or|not|xor)\.pred",
     "exchange": r"shfl|redux|vote|elect",

@@ -120,6 +120,46 @@ def test_an_order_goes_on_through_a_third_block(schedule):
         assert (out[:2].tolist(), reports.kinds()) == (wanted, kinds)
 
 
+@every_schedule
+def test_a_store_over_a_released_value_tells_nothing_of_it(schedule):
+    """Block 1 waits for the flag of block 0 and stores another one; an atomic instead would hand on the order."""
+    body = """
+        setp.ne.u32 %p1, %r0, 0;
+        @%p1 bra END;
+        setp.eq.u32 %p2, %r1, 0;
+        @%p2 bra FIRST;
+        setp.eq.u32 %p4, %r1, 2;
+        @%p4 bra LAST;
+        AGAIN:
+        ld.relaxed.gpu.global.b32 %r12, [%d1];
+        setp.eq.u32 %p3, %r12, 0;
+        @%p3 bra AGAIN;
+        {over}
+        st.relaxed.gpu.global.b32 [%d1+4], %r14;
+        bra END;
+        LAST:
+        ld.relaxed.gpu.global.b32 %r12, [%d1+4];
+        setp.eq.u32 %p3, %r12, 0;
+        @%p3 bra LAST;
+        ld.acquire.gpu.global.b32 %r12, [%d1];
+        ld.global.b32 %r13, [%d0];
+        st.global.b32 [%d2], %r13;
+        bra END;
+        FIRST:
+        mov.b32 %r10, 7;
+        st.global.b32 [%d0], %r10;
+        mov.b32 %r11, 1;
+        st.release.gpu.global.b32 [%d1], %r11;
+        END:
+    """
+    stored = "mov.b32 %r14, 2; st.relaxed.gpu.global.b32 [%d1], %r14;"
+    added = "mov.b32 %r14, 1; atom.relaxed.gpu.global.add.u32 %r15, [%d1], %r14;"
+    for over, wanted, kinds in ((stored, 0, {"race"}), (added, 7, set())):
+        data, flags, out = (np.zeros(2, np.uint32) for _ in range(3))
+        reports = execute(body.format(over=over), data, flags, out, blocks=3, schedule=schedule, late=True)
+        assert (int(out[0]), reports.kinds()) == (wanted, kinds)
+
+
 # The last of four blocks to count adds up what all have stored.
 LAST_BLOCK = """
     setp.eq.u32 %p1, %r0, 0;
