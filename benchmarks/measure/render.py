@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import exactness, peers, peers_trainer, peers_whole_batch
+from benchmarks import counters_table, exactness, peers, peers_trainer, peers_whole_batch
 from benchmarks.measure.learning import (
     evaluation_table,
     gloss_inference_table,
@@ -49,7 +49,7 @@ README = ROOT / "README.md"
 PAGES = (
     README,
     *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed", "peers", "papers")),
-    *(ROOT / "docs" / f"{name}.md" for name in ("index", "concepts", "gallery", "devices")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("index", "concepts", "gallery", "devices", "kernels")),
 )
 
 
@@ -105,6 +105,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "machine": lambda: machine(run),
         "largest": lambda: largest_sentence(run),
         "batch": lambda: batch_table(run),
+        "counters peers": lambda: counters_table.of_peers(counters_table.stored_peers()),
+        "counters machine": lambda: counters_table.machine_of_peers(counters_table.stored_peers()),
         "exactness": lambda: exactness.errors_table(exactness.stored()),
         "exactness machine": lambda: exactness.machine_line(exactness.stored()),
         "torch engine": lambda: torch_engine_table(stored("torch_engine")),
