@@ -222,8 +222,12 @@ class Machine:
         Those behind may wait in a loop for what others are to store, so that now and then others have a turn.
         """
         self.turns += 1
-        if self.polls and self.turns % PATIENCE == 0 and (turn := self._turn_of_longest(ready)) is not None:
-            return turn
+        if (
+            self.polls
+            and self.turns % PATIENCE == 0
+            and (longest := self._turn_of_longest(ready)) is not None
+        ):
+            return longest
         if self.schedule == "lockstep":
             candidates = ready
         else:

@@ -173,7 +173,7 @@ class Instructions(OfRegisters):
         self.write(to, i.type, self.atomic(i, place, operand, others))
 
     def do_red(self, i: Instruction) -> None:
-        self.line(self.atomic(i, *i.operands[:2], ""))
+        self.line(self.atomic(i, i.operands[0], i.operands[1], ""))
 
     def atomic(self, i: Instruction, place: Operand, operand: Operand, others: str) -> str:
         how = i.modifiers[-2]
