@@ -122,7 +122,7 @@ def test_an_order_goes_on_through_a_third_block(schedule):
 
 @every_schedule
 def test_a_store_over_a_released_value_tells_nothing_of_it(schedule):
-    """Block 1 waits for the flag of block 0 and stores another one; an atomic instead would hand on the order."""
+    """Block 1 waits for the flag of block 0 and stores another; an atomic would hand on the order."""
     body = """
         setp.ne.u32 %p1, %r0, 0;
         @%p1 bra END;
