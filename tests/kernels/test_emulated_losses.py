@@ -105,7 +105,7 @@ def test_in_random_order(arch, name):
 def test_blocks_that_see_stores_late(arch):
     """Nothing is reported, and the values are as good, where a missing order would leave values of before."""
     for result in lines(arch, *OF_SEVERAL_PROGRAMS[arch], "--late"):
-        assert "repair_rows_kernel" in result["launches"]
+        assert "row_stats_kernel" in result["launches"]
         check(result)
 
 

@@ -354,11 +354,11 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
 # The same where blocks see each other's stores late: besides the race the values are wrong.
 LATE_FAULTS: dict[str, tuple[str, int, str, Callable[[str], str]]] = {
     "blocks are not ordered": (
-        *("overflow, negatives", 80, "repair_rows_kernel"),
+        *("overflow, negatives", 80, "row_stats_kernel"),
         without(r"acq_rel", "relaxed"),
     ),
     "a block is ordered with itself alone": (
-        *("overflow, negatives", 80, "repair_rows_kernel"),
+        *("overflow, negatives", 80, "row_stats_kernel"),
         without(r"(atom\.global)\.gpu(\.acq_rel)", r"\1.cta\2"),
     ),
 }
