@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
 
 PEERS = RESULTS / "counters-peers.json"
 LOSSES = ("softmax", "CLIP", "sigmoid")
-FIGURES = ("instructions", "tensor", "special", "shared wavefronts", "global sectors")
+# Of the stored counts, and what the table calls them.
+FIGURES = {
+    "instructions": "instructions",
+    "tensor": "tensor",
+    "special": "special",
+    "shared wavefronts": "shared",
+    "global sectors": "sectors",
+}
 
 
 def stored_peers() -> dict[str, Any]:
@@ -19,19 +27,16 @@ def stored_peers() -> dict[str, Any]:
 
 def of_peers(counts: dict[str, Any]) -> str:
     """A row a library and GPU, loss by loss."""
-    lines = [
-        f"| loss | library | products | N × M | GPU | {' | '.join(FIGURES)} | instructions a row |",
-        f"|---|---|---:|---:|---|{'---:|' * len(FIGURES)}---:|",
-    ]
+    rows = []
     for record in sorted(counts["contestants"].values(), key=lambda record: LOSSES.index(record["loss"])):
         inside, outside = record["products"]
         library, cells = f"{record['package']} {record['version']}", f"{record['N']:,} × {record['M']:,}"
         for arch in filter(lambda name: name.startswith("sm_"), record):
-            figures = " | ".join(f"{record[arch]['a cell'].get(name, 0):.2f}" for name in FIGURES)
-            which = f"{record['loss']} | {library} | {inside} + {outside} | {cells} | {arch}"
-            of_rows = record[arch]["a row"]["instructions"]
-            lines.append(f"| {which} | {figures} | {of_rows:,.0f} |")
-    return "\n".join(lines)
+            figures = (f"{record[arch]['a cell'].get(name, 0):.2f}" for name in FIGURES)
+            of_rows = f"{record[arch]['a row']['instructions']:,.0f}"
+            rows.append((record["loss"], library, f"{inside} + {outside}", cells, arch, *figures, of_rows))
+    header = ("loss", "library", "products", "N × M", "GPU", *FIGURES.values(), "a row")
+    return table(header, rows)
 
 
 def machine_of_peers(counts: dict[str, Any]) -> str:

@@ -139,10 +139,12 @@ class _Compiler:
         return replaced
 
     def kernels(self) -> tuple[str, ...]:
-        """The names of all that is compiled; the error of the first that is not."""
-        for _, compiled in self._compiled.values():
-            compiled.result()
-        return tuple(sorted(name for name, _ in self._compiled.values()))
+        """The names of all that is compiled; the error of the first that is not.
+
+        What Triton compiles once for launches that are written in two ways is told once.
+        """
+        names = {compiled.result().hash: name for name, compiled in self._compiled.values()}
+        return tuple(sorted(names.values()))
 
     def _compile(self, kernel: Any, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if key not in self._compiled:

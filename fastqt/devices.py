@@ -148,8 +148,6 @@ def is_capturing(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    if device.index == torch.cuda.current_device():
-        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 

@@ -35,7 +35,7 @@ def test_what_it_compiles_is_what_a_call_would():
 @pytest.mark.slow
 def test_a_call_finds_all_of_it_in_the_cache():
     counts = json.loads(printed("-m", "tests.shared.warmed", "cache"))
-    assert counts["warmed"] == counts["found"] > 5
+    assert counts["warmed"] == counts["found"] > 4  # four, and one that scales the gradients
     assert counts["compiled"] == 0
 
 

@@ -40,7 +40,7 @@ class NotCompiled(CompiledKernel):
     """In place of a compiled kernel: what it would be compiled from, and a launcher that does nothing."""
 
     def __init__(self, source: Any, launched: Launched | None) -> None:
-        self.src, self.name = source, source.fn.__name__
+        self.src, self.name, self.hash = source, source.fn.__name__, str(id(self))
         self.module, self._module_pid = object(), None  # nothing is to be unloaded
         self.function, self.packed_metadata, self.metadata = 1, (4, 1, 0), SimpleNamespace()
         self._run = _nothing if launched is None else lambda *arguments: launched(self, *arguments)

@@ -61,7 +61,7 @@ class FastqtEncoder(InputModule):
             if not isinstance(text, str):
                 raise TypeError(f"inputs: want texts, got {shown(text)}")
         tokens, lengths = tokens_of(self.vocabulary, inputs, prompt or "")
-        valid = torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)
+        valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
         return {"input_ids": tokens, "attention_mask": valid.long()}
 
     def forward(self, features: dict[str, Tensor | Any], **kwargs: Any) -> dict[str, Tensor | Any]:

@@ -93,7 +93,8 @@ class RecurrentGraph(nn.Module):
             biases = [self._stacked(name, names, layer) for name in ("bias_ih", "bias_hh")]
             self.biases = torch.cat(biases, dim=1)
         else:
-            self.biases = torch.zeros(self.directions, 2 * self.input_weights.shape[1])
+            numbers = 2 * self.input_weights.shape[1]
+            self.biases = torch.zeros(self.directions, numbers, device=self.input_weights.device)
 
     def _stacked(self, kind: str, names: Sequence[str], layer: nn.Module) -> Tensor:
         """The weights of a kind of all directions, with their blocks in ONNX's order."""
@@ -130,7 +131,8 @@ class TransformerGraph(nn.Module):
 
     def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
         encoder = self.encoder
-        words = encoder.embedding(tokens) + encoder.positions(torch.arange(tokens.shape[1]))
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        words = encoder.embedding(tokens) + encoder.positions(places)
         words = math.sqrt(encoder.embedding_dim) * words
 
         # A softmax over no key is NaN, so a sentence without words attends to its padding.

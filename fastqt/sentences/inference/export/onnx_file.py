@@ -92,7 +92,8 @@ def write_onnx(folder: Path, encoder: SentenceEncoder, *, normalize: bool) -> No
     size = sum(tensor.nbytes for tensor in graph.state_dict().values())
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     # The sizes of these examples are not kept: neither of them may be 1, which torch takes for a constant.
-    example = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64)
+    tokens = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
+    example = tokens, torch.ones_like(tokens)
 
     with _in_silence(), torch.inference_mode(False), torch.no_grad():
         try:
