@@ -38,8 +38,8 @@ os.environ["FASTQT_BACKEND"] = ""
 MODULES = """
 import importlib, pkgutil
 import fastqt.sentences
-# Kernels and their schedules are Triton's, integrations other libraries', one of which a module of exports needs too,
-# and __main__ runs the command.
+# Kernels and their schedules are Triton's, integrations and a module of exports need other libraries, and
+# __main__ runs the command.
 EXPORTED = "sentences.inference.sentence_transformers"
 OTHERS = tuple(f"fastqt.{name}" for name in ("kernels", "engines.triton.", "integrations", "_", EXPORTED))
 for module in pkgutil.walk_packages(fastqt.__path__, "fastqt."):
