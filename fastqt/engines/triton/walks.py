@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fastqt.engines.triton import two_walks
 from fastqt.engines.triton.loop import CellLink, Loop, RowLink
-from fastqt.kernels.gradients import bias_gradient_epilogue
+from fastqt.kernels.bias_gradients import bias_gradient_epilogue
 
 LEAST_ROWS = 1024  # of E, with which one walk is faster than two
 
