@@ -54,7 +54,7 @@ def test_matryoshka(benchmark, N, D):
 
     others = {name: function for name, function in computed.items() if name != "prefixes"}
     others["gemm"] = partial(loss_products(queries, candidates), queries.detach(), candidates.detach())
-    rounds = max(3, min(60, int(1e11 / (N * N * D))))
+    rounds = max(6, min(60, int(1e11 / (N * N * D))))
     seconds, by_name = in_turns_with(benchmark, computed["prefixes"], others, rounds)
     benchmark.extra_info.update(
         N=N,

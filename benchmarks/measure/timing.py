@@ -33,15 +33,18 @@ def in_turns_with(
 ) -> tuple[float, dict[str, float]]:
     """Medians in seconds of the subject and of the others, which run once before each round of the subject.
 
-    One warm-up round of all is not counted. Where benchmarks are disabled, everything runs once, and the
-    times are those of that run.
+    The others run in turns forwards and backwards, since each finds the caches and the memory of the process
+    as the one before has left them. One warm-up round of all is not counted. Where benchmarks are disabled,
+    everything runs once, and the times are those of that run.
     """
     clock = Clock(torch.device("cpu"))
     seconds: dict[str, list[float]] = {name: [] for name in others}
+    order = list(others)
 
     def run_others() -> None:
-        for name, function in others.items():
-            seconds[name].append(clock.seconds(function))
+        for name in order:
+            seconds[name].append(clock.seconds(others[name]))
+        order.reverse()
 
     if benchmark.disabled:
         ours = benchmark.pedantic(clock.seconds, (subject,), setup=run_others)

@@ -96,8 +96,12 @@ class PrefixWalk {
       multiply_blocks(range);
       visit_rows(range);
       if (!wants_gradients_) return;
-      add_to_queries(range);
-      add_to_columns(range);
+      // One prefix after the other, so that the second product finds its cells in the cache.
+      for (const Prefix<T>& prefix : prefixes_) {
+        add_to_queries(prefix, range);
+        add_to_columns(prefix, range);
+      }
+      finish_queries(range);
     });
     finish();
   }
@@ -209,8 +213,8 @@ class PrefixWalk {
     for (std::size_t k = 0; k < prefixes_.size(); ++k) {
       Prefix<T>& prefix = prefixes_[k];
       T* const cells = RowsOf<T>(prefix.cells)[i];
-      row_multiple(sums.products.data(), cells, width_, T(1), k > 0);
-      if (k > 0) std::copy_n(sums.products.data(), width_, cells);
+      if (k == 0) std::copy_n(cells, width_, sums.products.data());
+      else row_running_sum(sums.products.data(), cells, width_);
       find_loss(prefix, row, cells);
       if (wants_gradients_) read_gradient(prefix, k, row, cells, sums);
     }
@@ -239,21 +243,37 @@ class PrefixWalk {
     if (!prefix.bias.empty()) row_multiple(sums.bias[k].data(), cells, prefix.bias.size(), 1 / factor, true);
     if (of_own_cells_ != nullptr) of_own_cells_[row] += of_one_prefix_[row];
     if (!p_.normalize) return;
-    radial_[k * N_ + row] = Prefix<T>::radial(row_dot(cells, sums.products.data(), width_), factor);
-    if (!prefix.along.empty()) row_product_add(sums.along[k].data(), cells, sums.products.data(), width_);
+    const T* const products = sums.products.data();
+    const double along = prefix.along.empty() ? row_dot(cells, products, width_)
+                                              : row_product_add(sums.along[k].data(), cells, products, width_);
+    radial_[k * N_ + row] = Prefix<T>::radial(along, factor);
   }
 
-  void add_to_queries(Range range) {
+  // Where the gradients of a chunk's queries are added up, without their scale if it has a gradient itself.
+  Tensor query_sums(Range range) const {
+    return gradients_.scale ? part(products_, 0, {0, range.size()}) : part(*gradients_.queries, 0, range);
+  }
+
+  void add_to_queries(const Prefix<T>& prefix, Range range) const {
+    if (!gradients_.queries && !gradients_.scale) return;
+    const Tensor cells = part(prefix.cells, 0, {0, range.size()}), out = block_of(query_sums(range), prefix.block);
+    for (const Columns& columns : columns_)
+      multiply(out, part(cells, 1, columns.range), block_of(columns.embeddings, prefix.block), columns.range.begin > 0,
+               gradients_.scale ? 1 : p_.scale);
+  }
+
+  void add_to_columns(const Prefix<T>& prefix, Range range) const {
+    const Tensor cells = part(prefix.cells, 0, {0, range.size()}), queries = part(queries_, 0, range);
+    for (const Columns& columns : columns_)
+      if (columns.gradient)
+        multiply(block_of(*columns.gradient, prefix.block), transposed(part(cells, 1, columns.range)),
+                 block_of(queries, prefix.block), range.begin > 0, p_.scale);
+  }
+
+  void finish_queries(Range range) {
     if (!gradients_.queries && !gradients_.scale) return;
     const bool apart = gradients_.scale.has_value();
-    const Tensor to = apart ? part(products_, 0, {0, range.size()}) : part(*gradients_.queries, 0, range);
-    for (const Prefix<T>& prefix : prefixes_) {
-      const Tensor cells = part(prefix.cells, 0, {0, range.size()}), out = block_of(to, prefix.block);
-      for (const Columns& columns : columns_)
-        multiply(out, part(cells, 1, columns.range), block_of(columns.embeddings, prefix.block),
-                 columns.range.begin > 0, apart ? 1 : p_.scale);
-    }
-    const RowsOf<T> f(queries_), from(to);
+    const RowsOf<T> f(queries_), from(query_sums(range));
     const int64_t D = prefixes_.back().block.end;
     std::vector<double> dots(range.size());
     in_parallel(range.size(), D, [&](int64_t begin, int64_t end) {
@@ -276,17 +296,6 @@ class PrefixWalk {
     for (std::size_t k = 0; k < prefixes_.size(); ++k) {
       const Range block = prefixes_[k].block;
       row_multiple(gradient + block.begin, f + block.begin, block.size(), -radial_[k * N_ + row], true);
-    }
-  }
-
-  void add_to_columns(Range range) const {
-    const Tensor queries = part(queries_, 0, range);
-    for (const Prefix<T>& prefix : prefixes_) {
-      const Tensor cells = part(prefix.cells, 0, {0, range.size()});
-      for (const Columns& columns : columns_)
-        if (columns.gradient)
-          multiply(block_of(*columns.gradient, prefix.block), transposed(part(cells, 1, columns.range)),
-                   block_of(queries, prefix.block), range.begin > 0, p_.scale);
     }
   }
 

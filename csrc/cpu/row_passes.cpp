@@ -119,9 +119,23 @@ FASTQT_INLINE void scale_body(T* x, const T* factors, int64_t n, T factor) {
 }
 
 template <class T>
-FASTQT_INLINE void product_add_body(T* sums, const T* x, const T* y, int64_t n) {
+FASTQT_INLINE void running_sum_body(T* sums, T* x, int64_t n) {
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) sums[j] += x[j] * y[j];
+  for (int64_t j = 0; j < n; ++j) {
+    sums[j] += x[j];
+    x[j] = sums[j];
+  }
+}
+
+template <class T>
+FASTQT_INLINE double product_add_body(T* sums, const T* x, const T* y, int64_t n) {
+  double total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t j = 0; j < n; ++j) {
+    sums[j] += x[j] * y[j];
+    total += static_cast<double>(x[j]) * y[j];
+  }
+  return total;
 }
 
 template <class T>
@@ -240,11 +254,14 @@ FASTQT_CLONES void row_scale(double* x, const double* factors, int64_t n, double
   scale_body(x, factors, n, factor);
 }
 
-FASTQT_CLONES void row_product_add(float* sums, const float* x, const float* y, int64_t n) {
-  product_add_body(sums, x, y, n);
+FASTQT_CLONES void row_running_sum(float* sums, float* x, int64_t n) { running_sum_body(sums, x, n); }
+FASTQT_CLONES void row_running_sum(double* sums, double* x, int64_t n) { running_sum_body(sums, x, n); }
+
+FASTQT_CLONES double row_product_add(float* sums, const float* x, const float* y, int64_t n) {
+  return product_add_body(sums, x, y, n);
 }
-FASTQT_CLONES void row_product_add(double* sums, const double* x, const double* y, int64_t n) {
-  product_add_body(sums, x, y, n);
+FASTQT_CLONES double row_product_add(double* sums, const double* x, const double* y, int64_t n) {
+  return product_add_body(sums, x, y, n);
 }
 
 FASTQT_CLONES void row_raise(float* m, const float* x, int64_t n) { raise_body(m, x, n); }

@@ -43,9 +43,13 @@ void row_affine(double* x, int64_t n, double factor, double offset);
 void row_scale(float* x, const float* factors, int64_t n, float factor);
 void row_scale(double* x, const double* factors, int64_t n, double factor);
 
-// sums_j = sums_j + x_j y_j
-void row_product_add(float* sums, const float* x, const float* y, int64_t n);
-void row_product_add(double* sums, const double* x, const double* y, int64_t n);
+// sums_j = sums_j + x_j, and x_j the same
+void row_running_sum(float* sums, float* x, int64_t n);
+void row_running_sum(double* sums, double* x, int64_t n);
+
+// sums_j = sums_j + x_j y_j; returns sum_j x_j y_j
+double row_product_add(float* sums, const float* x, const float* y, int64_t n);
+double row_product_add(double* sums, const double* x, const double* y, int64_t n);
 
 // m_j = max(m_j, x_j), where a NaN in x_j is ignored
 void row_raise(float* m, const float* x, int64_t n);
