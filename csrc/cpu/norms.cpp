@@ -57,7 +57,8 @@ double norm(const T* x, int64_t n) {
 }  // namespace
 
 template <class S>
-UnitRows<S>::UnitRows(const Tensor& matrix) : rows_(matrix), inverse_norms_(matrix.size(0)) {
+UnitRows<S>::UnitRows(const Tensor& matrix)
+    : rows_(matrix), inverse_norms_(matrix.size(0)), unrounded_inverse_norms_(matrix.size(0)) {
   const int64_t D = matrix.size(1);
   std::vector<double> norms(inverse_norms_.size());
   in_parallel(matrix.size(0), D, [&](int64_t begin, int64_t end) {
@@ -68,7 +69,8 @@ UnitRows<S>::UnitRows(const Tensor& matrix) : rows_(matrix), inverse_norms_(matr
   for (std::size_t i = 0; i < norms.size(); ++i) {
     const double scaled = exponents_.empty() ? norms[i] : std::ldexp(norms[i], exponents_[i]);
     // A NaN stays: the comparison is false for it.
-    inverse_norms_[i] = static_cast<T>(1 / (scaled < kLeastNorm ? kLeastNorm : scaled));
+    unrounded_inverse_norms_[i] = 1 / (scaled < kLeastNorm ? kLeastNorm : scaled);
+    inverse_norms_[i] = static_cast<T>(unrounded_inverse_norms_[i]);
   }
 }
 

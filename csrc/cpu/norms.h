@@ -25,6 +25,7 @@ class UnitRows {
 
   // 1 / max(norm, 1e-12) of each of `rows()`.
   const std::vector<T>& inverse_norms() const { return inverse_norms_; }
+  const std::vector<double>& unrounded_inverse_norms() const { return unrounded_inverse_norms_; }
 
   // Finishes a gradient (rows, D). It holds the gradient of row x / |x| divided by |x|, and becomes that of the row
   // of the matrix itself.
@@ -35,6 +36,7 @@ class UnitRows {
 
   Tensor rows_;
   std::vector<T> inverse_norms_;
+  std::vector<double> unrounded_inverse_norms_;
   std::vector<int> exponents_;  // of the powers of two; empty if `rows_` is the matrix itself
 };
 

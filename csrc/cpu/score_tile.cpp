@@ -54,7 +54,7 @@ class Row {
     if (cells.bias != nullptr) row_add(scores_, cells.bias + first_, candidates_);
     if (background_ > 0) background_scores_ = row_sum(scores_, candidates_);
     take_out_targets();
-    if constexpr (kRounds<S>) score_targets();
+    if (kRounds<S> || targets_cancel()) score_targets();
     apply_diagonal();
     apply_exclusions();
   }
@@ -193,12 +193,33 @@ class Row {
     background_scores_ -= total;
   }
 
-  // Replaces the targets' scores, which the tile has in bfloat16, by unrounded ones.
+  // Whether the row's targets are learnt so well that p and t of each differ by little more than the rounding of their
+  // scores. Those of a single target do not: where it is learnt, p is 1, whatever its score is. Many targets would take
+  // too much time.
+  bool targets_cancel() const {
+    constexpr double kNear = 1.0 / 256;  // of the largest score
+    const auto here = static_cast<int64_t>(exact_.size());
+    if (sizeof(S) == 8 || tile_.queries == nullptr || here > std::max<int64_t>(8, width_ / 64)) return false;
+    // How near the others are is not known where they are in other tiles.
+    const int64_t all = cells_.row_starts == nullptr ? here : cells_.row_starts[row_ + 1] - cells_.row_starts[row_];
+    if (here < 2 || here < all) return here > 0 && here < all;
+    double least = kInfinity, most = -kInfinity, largest = 0;
+    for (const ExactCell& cell : exact_) {
+      const double above = cell.score - std::log(cell.target);
+      least = std::min(least, above), most = std::max(most, above);
+      largest = std::max(largest, std::abs(cell.score));
+    }
+    return most - least < kNear * largest;
+  }
+
+  // Replaces the targets' scores by those of the embeddings in double.
   void score_targets() {
+    // A score is rounded to T, as the shift of a row is, where one above it by less than that would overflow.
+    constexpr double kMostUnrounded = kRounds<S> ? 0 : 0x1p17;
     for (ExactCell& cell : exact_) {
       const double bias = cells_.bias == nullptr ? 0 : cells_.bias[first_ + cell.offset];
-      // Rounded to T, as the shift of a row is: a score above it by less than that would overflow.
-      cell.score = static_cast<T>(tile_.unrounded(row_ - tile_.first_row, cell.offset) + bias);
+      cell.score = tile_.unrounded(row_ - tile_.first_row, cell.offset) + bias;
+      if (!(std::abs(cell.score) < kMostUnrounded)) cell.score = static_cast<T>(cell.score);
     }
   }
 

@@ -96,11 +96,14 @@ struct Tile {
   // the gradients with the embeddings lack the projection that UnitRows::finish_gradient makes.
   const T* row_factors = nullptr;
   const T* column_factors = nullptr;
-  // Of a tile in bfloat16: what the scores of targets are computed from once more, without rounding.
+  // What the scores of targets are computed from once more, without rounding: in bfloat16 always, else where those of a
+  // row are so near each other that their gradients cancel. Null where there are no candidates in the tile.
   const S* queries = nullptr;     // of the tile's first row
   const S* candidates = nullptr;  // of the tile's first column
   int64_t query_stride = 0, candidate_stride = 0, width = 0;
   double scale = 1;
+  const double* unrounded_row_factors = nullptr;  // as `row_factors` and `column_factors`
+  const double* unrounded_column_factors = nullptr;
 
   void scale_row(int64_t i, T* row) const {
     if (row_factors != nullptr) row_scale(row, column_factors, columns, row_factors[i]);
@@ -109,7 +112,8 @@ struct Tile {
   // The score of a cell, its row and its column counted from the tile's first, from the embeddings.
   double unrounded(int64_t i, int64_t j) const {
     const double product = row_dot(queries + i * query_stride, candidates + j * candidate_stride, width);
-    const double factor = row_factors == nullptr ? 1 : static_cast<double>(row_factors[i]) * column_factors[j];
+    const double factor =
+        unrounded_row_factors == nullptr ? 1 : unrounded_row_factors[i] * unrounded_column_factors[j];
     return scale * factor * product;
   }
 };

@@ -108,11 +108,18 @@ class Walk {
       made.row_factors = unit_queries_->inverse_norms().data() + rows_.begin;
       made.column_factors = column_factors_.data() + columns_.begin;
     }
-    if (kRounds<S> && columns_.begin < blocks_.front().columns.end) {
-      const RowsOf<S> queries(queries_), candidates(blocks_.front().embeddings);
+    const Tensor& embeddings = blocks_.front().embeddings;
+    const bool readable = queries_.stride(1) == 1 && embeddings.stride(1) == 1;
+    if (readable && columns_.begin < blocks_.front().columns.end) {
+      const RowsOf<S> queries(queries_), candidates(embeddings);
       made.queries = queries[rows_.begin], made.query_stride = queries.stride;
       made.candidates = candidates[columns_.begin], made.candidate_stride = candidates.stride;
       made.width = queries.width, made.scale = scale_;
+      if (unit_queries_) {
+        made.unrounded_row_factors = unit_queries_->unrounded_inverse_norms().data() + rows_.begin;
+        made.unrounded_column_factors =
+            blocks_.front().unit->unrounded_inverse_norms().data() + columns_.begin;
+      }
     }
     return made;
   }

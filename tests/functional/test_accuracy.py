@@ -82,6 +82,51 @@ def test_error_is_at_most_eagers(name, backend, memory):
     assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
 
 
+def of_labels(
+    rows: torch.Tensor, labels: torch.Tensor, scale: float, normalize: bool, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The mean over rows of the mean over the other rows of their label of -log P."""
+    x = F.normalize(rows, dim=1) if normalize else rows
+    scores = scale * x @ x.T if bias is None else scale * x @ x.T + bias
+    itself = torch.eye(len(x), dtype=torch.bool)
+    log_p = scores.masked_fill(itself, -torch.inf).log_softmax(1)
+    positive = (labels[:, None] == labels) & ~itself
+    return -(log_p.where(positive, 0).sum(1) / positive.sum(1)).mean()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("backend", "memory"), [("cpu", "fast"), ("cpu", "low"), ("torch", "fast")])
+def test_several_targets_that_are_learnt_are_exact(backend, memory, normalize, biased):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(N) // 4
+    centres = F.normalize(torch.randn(N // 4, D, generator=generator), dim=1)
+    # Cosines differ by the squares of the noise.
+    noise = 1e-3 if normalize else 1e-5
+    rows = centres[labels] + noise * torch.randn(N, D, generator=generator)
+    bias = torch.randn(N // 4, generator=generator)[labels] if biased else None
+    scale, leaf = 50.0, rows.requires_grad_()
+
+    def gradient(function, dtype):
+        b = None if bias is None else bias.to(dtype)
+        return torch.autograd.grad(function(leaf.to(dtype), b), leaf)[0].double().numpy()
+
+    def ours(x, b):
+        places = torch.arange(N)
+        positive = (labels[:, None] == labels) & (places[:, None] != places)
+        targets = fastqt.Sparse((positive.double() / 3).to_sparse_csr())
+        options = {} if b is None else {"bias": b}
+        options |= {"scale": scale, "normalize": normalize, "memory": memory, "backend": backend}
+        return fastqt.contrastive_loss(x, x, targets, diagonal="exclude", **options)
+
+    exact = gradient(lambda x, b: of_labels(x, labels, scale, normalize, b), torch.float64)
+    # Scores of float32 differ from what they round by as much as the targets' scores differ from each other.
+    assert (
+        error(gradient(lambda x, b: of_labels(x, labels, scale, normalize, b), torch.float32), exact) > 1e-3
+    )
+    assert error(gradient(ours, torch.float32), exact) < 1e-4
+
+
 def test_the_converged_inputs_are_converged():
     for name, (make, offsets, diagonal) in INPUTS.items():
         if "p >" not in name:

@@ -21,6 +21,7 @@ CELLS_PER_TARGET = 64
 SMALL = 2**20  # products of elements
 FEW = 2  # targets a row
 READABLE = ("cpu",)  # the types of devices whose values are read without a wait
+NEAR = 1 / 256  # of a row's largest score: targets that are as near each other are scored with more digits
 
 
 def are_listed(p: Problem) -> bool:
@@ -93,9 +94,40 @@ class ListedTargets:
             if queries.inverse_norms is not None and candidates.inverse_norms is not None:
                 products = products * queries.inverse_norms[row] * candidates.inverse_norms[column]
             scores[entries] = products * scale
+
+        if scores.device.type in READABLE and loss_dtype(p.queries) != dtype:
+            cancelling = self._cancelling(scores).nonzero()[:, 0]
+            for again in cancelling.split(max(BLOCK_BYTES // (2 * row_bytes), 1)):
+                f, g = (
+                    x[at[again]].to(dtype)
+                    for x, at in ((p.queries, self.rows), (p.candidates, places.columns))
+                )
+                if queries.inverse_norms is not None:
+                    f, g = F.normalize(f, dim=1), F.normalize(g, dim=1)
+                scores[again] = (f * g).sum(1) * scale
         if p.bias is not None:
             scores += p.bias[places.columns]
         self.scores = scores.masked_fill_(~places.is_target, -torch.inf)
+
+    def _cancelling(self, scores: Tensor) -> Tensor:
+        """Which entries are in rows whose targets are learnt so well that their gradients cancel.
+
+        P and T of each then differ by little more than the rounding of the scores. Those of a single target
+        do not cancel: where it is learnt, P is 1 whatever its score is.
+        """
+        if len(scores) <= self._N:
+            return torch.zeros_like(self.places.is_target)
+        there = self.places.is_target
+        several = self.row_sums(there.to(scores.dtype)) > 1
+        above = scores - self.weights.log()
+
+        def of_rows(values: Tensor, reduction: str, none: float) -> Tensor:
+            most = scores.new_full((self._N,), none)
+            return most.scatter_reduce_(0, self.rows, values.where(there, none), reduction)
+
+        spread = of_rows(above, "amax", -torch.inf) - of_rows(above, "amin", torch.inf)
+        near = spread < NEAR * of_rows(scores.abs(), "amax", 0.0)
+        return (several & near)[self.rows] & there
 
     def row_sums(self, values: Tensor) -> Tensor:
         """The sum of what the cells of each row have, (N,)."""
