@@ -26,6 +26,7 @@ extensions = [
     "sphinxcontrib.katex",
     "absent",
     "api",
+    "notebooks",
     "repository",
     "tables",
 ]
@@ -37,6 +38,9 @@ site_pages = {
     "benchmarks/predict/gpu_estimates.md": "predictions/triton.md",
     "benchmarks/predict/cuda_estimates.md": "predictions/one-launch.md",
 }
+
+# Pages whose blocks of Python are run, and which can be downloaded as notebooks.
+notebook_pages = ("quick-start", "how-to/retriever", "how-to/search")
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4  # the anchors that GitHub gives to headings
@@ -79,3 +83,4 @@ pygments_dark_style = "monokai"
 katex_css_path = "katex-math.css"  # the extension's own: MathML needs no other
 katex_options = 'output: "mathml", throwOnError: true'
 copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.output) > div.highlight pre"  # nobody copies what a block printed

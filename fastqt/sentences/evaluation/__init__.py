@@ -1,33 +1,37 @@
 """Evaluation of sentence vectors by the protocols of the literature; see docs/evaluation.md."""
 
-from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder, remove_component
-from fastqt.sentences.evaluation.classification import (
-    PAPER_GRID,
-    SENTEVAL_GRID,
-    cross_validated,
-    ensemble,
-    held_out_validated,
-    limited_data,
-    nested_cross_validation,
-    pair_features,
-)
-from fastqt.sentences.evaluation.encoders import load_encoder
-from fastqt.sentences.evaluation.means import few_shot, mean_classifier
-from fastqt.sentences.evaluation.pools import analogies, nearest_rows
-from fastqt.sentences.evaluation.ranking import ranking_metrics
-from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
-from fastqt.sentences.evaluation.similarity import (
-    alignment,
-    correlate,
-    correlate_subsets,
-    cosines,
-    floor_split,
-    relatedness,
-    uniformity,
-)
-from fastqt.sentences.evaluation.suite import Results, evaluate
-from fastqt.sentences.evaluation.vectors import Cache
-from fastqt.sentences.inference.search import nearest
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder, remove_component
+    from fastqt.sentences.evaluation.classification import (
+        PAPER_GRID,
+        SENTEVAL_GRID,
+        cross_validated,
+        ensemble,
+        held_out_validated,
+        limited_data,
+        nested_cross_validation,
+        pair_features,
+    )
+    from fastqt.sentences.evaluation.encoders import load_encoder
+    from fastqt.sentences.evaluation.means import few_shot, mean_classifier
+    from fastqt.sentences.evaluation.pools import analogies, nearest_rows
+    from fastqt.sentences.evaluation.ranking import ranking_metrics
+    from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
+    from fastqt.sentences.evaluation.similarity import (
+        alignment,
+        correlate,
+        correlate_subsets,
+        cosines,
+        floor_split,
+        relatedness,
+        uniformity,
+    )
+    from fastqt.sentences.evaluation.suite import Results, evaluate
+    from fastqt.sentences.evaluation.vectors import Cache
+    from fastqt.sentences.inference.search import nearest
 
 __all__ = [
     "PAPER_GRID",
@@ -62,3 +66,30 @@ __all__ = [
     "remove_component",
     "uniformity",
 ]
+
+
+# Where the names are found when they are first used. The first four modules need neither SciPy nor scikit-learn, so
+# that vectors are searched and search is judged without the extra `eval`.
+_HOMES = (
+    "evaluation.pools",
+    "evaluation.ranking",
+    "evaluation.vectors",
+    "inference.search",
+    "evaluation.baselines",
+    "evaluation.classification",
+    "evaluation.encoders",
+    "evaluation.means",
+    "evaluation.retrieval",
+    "evaluation.similarity",
+    "evaluation.suite",
+)
+
+if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name; Python calls this for names that the module does not hold yet."""
+        for place in _HOMES if name in __all__ else ():
+            home = import_module(f"fastqt.sentences.{place}")
+            if hasattr(home, name):
+                return globals().setdefault(name, getattr(home, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
