@@ -29,7 +29,6 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:)[^)\s]+\)")
 # The debugger's remark on the modules of Python would be printed by each kernel, and IPython would keep a history.
 KERNEL = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 OPTIONS = ["--HistoryManager.enabled=False"]
-SOCKETS = Config({"KernelManager": {"transport": "ipc"}})  # files, and no ports of the machine
 
 
 def notebook_of(text: str) -> NotebookNode:
@@ -61,7 +60,9 @@ def run(notebook: NotebookNode, name: str) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         place = {"metadata": {"path": folder}}
-        options = {"timeout": SECONDS, "record_timing": False, "extra_arguments": OPTIONS, "config": SOCKETS}
+        sockets = {"transport": "ipc", "ip": f"{folder}/kernel"}  # files, and no ports of the machine
+        options = {"timeout": SECONDS, "record_timing": False, "extra_arguments": OPTIONS}
+        options["config"] = Config({"KernelManager": sockets})
         client = NotebookClient(notebook, kernel_name="python3", resources=place, **options)
         try:
             client.execute(env={**os.environ, **KERNEL, "IPYTHONDIR": folder})
