@@ -11,6 +11,7 @@ from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
 
 EVALUATION = RESULTS / "evaluation"
+RETRIEVAL = RESULTS / "retrieval"
 
 # The stored evaluations, in the table's order. A model that was trained from several seeds has one for each,
 # NAME-SEED.json, and the table shows their mean.
@@ -27,6 +28,14 @@ ENCODERS = {
     "word2vec": "mean of word2vec vectors",
     "sif": "their SIF mean",
 }
+# The stored runs of `fastqt retrieve`, NAME-SEED.json each, in the table's order.
+CAPTIONS = {
+    "openclipart-quickthoughts": "QuickThoughts, a bag of words after one pass over the novels",
+    "openclipart-random": "the same with random weights",
+    "openclipart-word2vec": "the mean of word2vec vectors",
+}
+DIRECTIONS = ("captions by image", "images by caption")
+RECALLS = ("R@1", "R@5", "R@10")
 ACCURACIES = ("MR", "CR", "SUBJ", "TREC", "SST2", "MRPC")
 SIMILARITIES = ("STS12", "STS13", "STS14", "STS15")
 
@@ -123,6 +132,43 @@ def seeds_table() -> str:
             for model, of_seeds in runs.items()
         ),
     )
+
+
+def retrieval_table() -> str:
+    """R@1 / R@5 / R@10 in per cent and the median rank, as means over the seeds."""
+    runs = {title: _retrievals(name) for name, title in CAPTIONS.items()}
+    rows = []
+    for title, of_seeds in runs.items():
+        rows.append((title, *(_ranks([run[way] for run in of_seeds]) for way in DIRECTIONS)))
+    first = next(iter(runs.values()))
+    rows.append(("chance", *(_ranks([run[way]["chance"] for run in first]) for way in DIRECTIONS)))
+    return table(("captions", "found by image", "images found by caption"), rows)
+
+
+def retrieval_sentence() -> str:
+    """How far the retrieval is above chance, and the error of a share of the table's size."""
+    runs = [run[way] for name in CAPTIONS for run in _retrievals(name) for way in DIRECTIONS]
+    times = mean(run["R@1"] for run in runs) / mean(run["chance"]["R@1"] for run in runs)
+    settings = json.loads((RETRIEVAL / f"{next(iter(CAPTIONS))}-0.json").read_text())["settings"]
+    pictures = settings["parts"]["test"]["images"]
+    share = 0.2
+    points = 100 * (share * (1 - share) / pictures) ** 0.5
+    lines = (
+        f"R@1 is about {times:.0f} times that of chance, so the protocol finds what these features and",
+        "titles have in common. The differences between the three encoders of captions are within the error:",
+        f"a share of {100 * share:.0f} % of {pictures} has a standard error of {points:.1f} points in a run.",
+    )
+    return "\n".join(lines)
+
+
+def _retrievals(name: str) -> list[dict[str, Any]]:
+    """What was found in the stored runs of a name, one for each seed."""
+    return [json.loads(path.read_text())["tasks"] for path in sorted(RETRIEVAL.glob(f"{name}-[0-9].json"))]
+
+
+def _ranks(figures: list[dict[str, Any]]) -> str:
+    recalls = " / ".join(_mean_in_per_cent(run[name] for run in figures) for name in RECALLS)
+    return f"{recalls}, {mean(run['median rank'] for run in figures):.1f}"
 
 
 def _evaluations(name: str) -> list[dict[str, Any]]:

@@ -18,6 +18,8 @@ from benchmarks.measure.learning import (
     gloss_inference_table,
     gloss_table,
     learning_table,
+    retrieval_sentence,
+    retrieval_table,
     seeds_table,
     stored_text,
 )
@@ -49,7 +51,10 @@ README = ROOT / "README.md"
 PAGES = (
     README,
     *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "trainings", "distributed", "peers", "papers")),
-    *(ROOT / "docs" / f"{name}.md" for name in ("index", "concepts", "gallery", "devices", "kernels")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("index", "concepts", "evaluation", "gallery", "devices", "kernels")
+    ),
 )
 
 
@@ -126,6 +131,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,
         "seeds": seeds_table,
+        "retrieval": retrieval_table,
+        "retrieval error": retrieval_sentence,
         "gloss": gloss_table,
         "gloss inference": gloss_inference_table,
         "interpolation": lambda: stored_text("gloss-interpolation.txt"),

@@ -1,8 +1,8 @@
 """Pages that are notebooks too: their blocks of Python are run, and the site shows what they print.
 
-The page is the only source. When Sphinx reads one of `notebook_pages`, jupytext makes a notebook of its text, and
-nbclient runs it in a process of its own. What a block prints is shown below the block, and the notebook, with these
-outputs, is a file to download. A block that raises an error ends the build.
+The page is the only source. When Sphinx reads one of `notebook_pages`, jupytext makes a notebook of its
+text, and nbclient runs it in a process of its own. What a block prints is shown below the block, and the
+notebook, with these outputs, is a file to download. A block that raises an error ends the build.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS = 120  # for one block, after which the build ends
 BLOCK = re.compile(r"^```python\n.*?^```$", re.DOTALL | re.MULTILINE)
 IS_TEXT = ".noeval"  # by which jupytext knows a block that becomes no cell
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:)[^)\s]+\)")
-# The debugger's remark on the modules of Python would be printed by each kernel, and IPython would keep a history.
+# Each kernel would print the debugger's remark on the modules of Python, and IPython would keep a history.
 KERNEL = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 OPTIONS = ["--HistoryManager.enabled=False"]
 
@@ -35,9 +35,9 @@ def notebook_of(text: str) -> NotebookNode:
     """A page as a notebook that has not been run.
 
     Args:
-        text: a Markdown page. Its blocks of Python become cells of code. Blocks for the shell stay blocks of the
-            text, because a reader chooses when to run them. Links to other pages, which do not lie beside the
-            notebook, leave their text.
+        text: a Markdown page. Its blocks of Python become cells of code. Blocks for the shell stay blocks of
+            the text, because a reader chooses when to run them. Links to other pages, which do not lie beside
+            the notebook, leave their text.
     """
     notebook = jupytext.reads(text.replace("```sh\n", f"```sh {IS_TEXT}\n"), "md")
     for number, cell in enumerate(notebook.cells):

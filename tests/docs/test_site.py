@@ -150,6 +150,27 @@ def test_tables_are_not_wider_than_their_column(built, pages):
     assert [page for page in too_wide(built, front, 390) if "the page itself" in page] == []
 
 
+def test_pages_that_are_notebooks_have_them_and_show_what_they_print(built, pages):
+    """Each notebook was run to its end, without an error, and the page shows what its cells have printed."""
+    (line,) = re.findall(r"^notebook_pages = .*", (DOCS / "conf.py").read_text(), re.MULTILINE)
+    names = re.findall(r'"([^"]+)"', line)
+    assert len(names) >= 3
+    for name in names:
+        page = built / f"{name}.html"
+        (link,) = {link for link in pages[page].links if link.endswith(".ipynb")}
+        notebook = json.loads((page.parent / unquote(link)).read_text())
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+
+        outputs = [output for cell in cells for output in cell["outputs"]]
+        assert {output["output_type"] for output in outputs} <= {"stream", "execute_result"}
+        printed = ["".join(each["text"]) for each in outputs if each.get("name") == "stdout"]
+        assert printed
+        assert page.read_text().count('<div class="output highlight-text') == sum(
+            any(output.get("name") != "stderr" for output in cell["outputs"]) for cell in cells
+        )
+
+
 def test_search_needs_no_server(built):
     """The index is a script, which a browser loads from a folder as well, and it knows words of the pages."""
     index = (built / "searchindex.js").read_text()

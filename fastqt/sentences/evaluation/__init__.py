@@ -68,8 +68,8 @@ __all__ = [
 ]
 
 
-# Where the names are found when they are first used. The first four modules need neither SciPy nor scikit-learn, so
-# that vectors are searched and search is judged without the extra `eval`.
+# Where the names are found when they are first used. The first four modules need neither SciPy nor
+# scikit-learn, so that vectors are searched, and a search is judged, without the extra `eval`.
 _HOMES = (
     "evaluation.pools",
     "evaluation.ranking",

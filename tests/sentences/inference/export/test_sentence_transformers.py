@@ -41,6 +41,15 @@ def test_a_model_of_fastqt(run, wanted, tmp_path):
     assert np.abs(wanted(True)[WORDS]).max(1).all()
 
 
+@pytest.mark.parametrize("run", [next(iter(RUNS))], indirect=True)
+def test_a_model_of_fastqt_wants_to_be_trusted(run, tmp_path):
+    """The library says so, in words that the FAQ repeats, and there is no code in the folder."""
+    export_run(run, tmp_path / "out", "sentence-transformers")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        loaded(tmp_path / "out", trust=False)
+    assert [path.name for path in tmp_path.rglob("*.py")] == []
+
+
 @pytest.mark.parametrize("run", [name for name in CHECKPOINTS if name != "two checkpoints"], indirect=True)
 def test_a_checkpoint_needs_no_fastqt(run, wanted, tmp_path):
     """Its modules are the library's own. Only a blank text has another vector, that of [CLS] and [SEP]."""

@@ -1,0 +1,257 @@
+"""One figure for a fact: no two pages state different figures, and none differs from the code.
+
+Figures of stored runs are rendered between markers, and other tests compare them with the runs. What is typed
+into sentences and tables is a constant of the code, a figure of the literature, or a size that a page
+chooses. Each of these facts has one figure here, whatever number of pages state it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from fastqt.engines import cpu
+from fastqt.engines.chunked import walk
+from fastqt.engines.triton import operands, repeated
+from fastqt.nn import masked_words
+from fastqt.sentences.cli import check as check_command
+from fastqt.sentences.inference.export import onnx_file
+from fastqt.sentences.inference.index import array_file, build
+from fastqt.sentences.text import reader, vocabulary
+from fastqt.sentences.tools import check_verdicts
+from tests.shared.page_blocks import DOCS, ROOT
+
+FRONT = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+# Each page by its path in the repository.
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in (*FRONT, *sorted(DOCS.rglob("*.md")))}
+
+RENDERED = re.compile(r"<!-- results: (?P<name>[\w ]+) -->\n(?P<text>.*?)\n<!-- end -->", re.DOTALL)
+CODE = re.compile(r"^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+UNIT = r"×|ms|µs|[KMG]i?B|%|[GT]FLOPs?(?:/s)?|times|points|seconds?|s|minutes?|hours?"
+WORDS = "half an?|one|two|three|four|five|six|ten|twenty|thirty"
+FIGURE = re.compile(
+    rf"(?<![\w.,^√×])(?<!× )(?:\d[\d,.]*\d|\d) ?(?:{UNIT})(?!\w)(?! ?\d)(?! times)"
+    rf"|\b(?:(?:{WORDS}) (?:second|minute|hour)s?|an? (?:minute|hour))\b"
+)
+
+
+def typed(text: str) -> list[str]:
+    """The figures of a page in their order, without those that are rendered and those of code.
+
+    Blocks for the shell are looked at, because their comments say how long a command takes.
+    """
+    text = RENDERED.sub("", text)
+    text = CODE.sub(lambda code: code["code"] if code["language"] == "sh" else "", text).replace("\n", " ")
+    return [match[0] for match in FIGURE.finditer(text)]
+
+
+def rendered_sections() -> dict[str, dict[str, str]]:
+    """What is between the markers of each name, by page."""
+    sections: dict[str, dict[str, str]] = {}
+    for page, path in PAGES.items():
+        for match in RENDERED.finditer(path.read_text()):
+            sections.setdefault(match["name"], {})[page] = match["text"]
+    return sections
+
+
+def of_bytes(count: int) -> str:
+    """A number of bytes as the pages write it."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):g} {unit}"
+    return f"{count} bytes"
+
+
+def share(part: float) -> str:
+    return f"{100 * part:g} %"
+
+
+# Each fact, and its figure: from the code, where the code has it.
+FACTS: dict[str, str | Callable[[], str]] = {
+    "memory of a chunk on a CPU": lambda: of_bytes(cpu.CHUNK_BYTES),
+    "memory=low on a CPU": lambda: of_bytes(cpu.LOW_BYTES),
+    "memory of the engine torch on a CPU": lambda: of_bytes(walk.ROOM["cpu"][0]),
+    "memory=low of the engine torch on a CPU": lambda: of_bytes(walk.ROOM["cpu"][1]),
+    "memory of the engine torch elsewhere": lambda: of_bytes(walk.ROOM_ELSEWHERE[0]),
+    "memory=low on other devices": lambda: of_bytes(walk.ROOM_ELSEWHERE[1]),
+    "memory on a GPU, at least": lambda: of_bytes(operands.FAST_BYTES),
+    "memory=low on a GPU": lambda: of_bytes(operands.LOW_BYTES),
+    "E of a launch that is repeated": lambda: of_bytes(repeated.MOST_BYTES),
+    "weights in one ONNX file": lambda: of_bytes(onnx_file.ONE_FILE),
+    "largest tokenizer file": lambda: of_bytes(vocabulary.LARGEST_FILE),
+    "longest row of text": lambda: of_bytes(reader.LONGEST_LINE),
+    "piece of an index with a checksum": lambda: of_bytes(array_file.PIECE),
+    "sample of a build of an index": lambda: f"{build.TRAINED_BYTES >> 20} MiB",
+    "recall of an index": lambda: share(build.IndexOptions().min_recall),
+    "tokens that are masked": lambda: share(masked_words.CHOSEN),
+    "masked tokens that become the mask": lambda: share(masked_words.MASKED),
+    "masked tokens that become random": lambda: share(masked_words.RANDOM),
+    "masked tokens that stay": lambda: share(1 - masked_words.MASKED - masked_words.RANDOM),
+    "error that fastqt check allows": lambda: f"{check_verdicts.EAGER_FACTOR:g} times",
+    "time of fastqt check": lambda: {60.0: "a minute"}[check_command.SECONDS],
+    "example of a relative margin": "5 %",
+    "float16 gradients are kept larger": "64 times",
+    "operations of a ring": "1.33 ×",
+    "counts may rise": "2 %",
+    "time of make test": "five minutes",
+    "time of make demo": "half a minute",
+    "a slow test": "three seconds",
+    "smoke steps on a GPU": "a minute",
+    "one-launch kernels of a smoke step": "200 times",
+    "a smoke step without progress": "ten seconds",
+    "length of the soak": "two hours",
+    "LDS of a block": "64 KiB",
+    "predicted products of an H100": "745 TFLOP/s",
+    "latency of NVLink": "3 µs",
+    "latency between nodes": "10 µs",
+    "the simulation's agreement": "5 %",
+    "a gradient without a remainder": "0 %",
+    "a million vectors of 384 numbers": "1.5 GB",
+    "an accuracy of 500 sentences": "80 %",
+    "its standard error": "1.8 points",
+    "peers: memory of a step": "18 GiB",
+    "peers: time of a step": "half a minute",
+    "our trainings of the papers": "an hour",
+    "our trainings": "an hour",
+    "resamples": "1,000 times",
+    "resamples of the interval": "95 %",
+    "skip-thoughts' paper: an epoch of QuickThoughts": "6.5 hours",
+    "first 300 steps of QuickThoughts": "a minute",
+    "draws of few labels": "20 times",
+    "least share of the text": "1 %",
+    "a tenth of the text": "10 %",
+    "centring CR costs up to": "4 points",
+    "GLOSS: a sentence's inference": "1.5 GFLOP",
+    "interpolated sentences with all pairs": "6 %",
+}
+
+# The facts whose figures a page states, in its order.
+STATED: dict[str, list[str]] = {
+    "README.md": ["time of make demo", "time of make test"],
+    "CONTRIBUTING.md": ["time of make test", "a slow test", "counts may rise", "time of fastqt check"],
+    "docs/architecture.md": ["float16 gradients are kept larger"],
+    "docs/benchmarks.md": [
+        "operations of a ring",
+        "smoke steps on a GPU",
+        "one-launch kernels of a smoke step",
+        "a smoke step without progress",
+        "length of the soak",
+    ],
+    "docs/choosing.md": ["memory of a chunk on a CPU"],
+    "docs/concepts.md": ["memory of a chunk on a CPU", "memory=low on a CPU"],
+    "docs/devices.md": [
+        "memory of the engine torch on a CPU",
+        "memory of the engine torch elsewhere",
+        "memory=low of the engine torch on a CPU",
+        "memory=low on other devices",
+        "LDS of a block",
+    ],
+    "docs/distributed.md": [
+        "predicted products of an H100",
+        "latency of NVLink",
+        "latency between nodes",
+        "the simulation's agreement",
+        "a gradient without a remainder",
+    ],
+    "docs/evaluation.md": ["a million vectors of 384 numbers"],
+    "docs/how-to/evaluate.md": ["an accuracy of 500 sentences", "its standard error"],
+    "docs/how-to/export.md": ["weights in one ONNX file"],
+    "docs/how-to/gpu.md": [
+        "time of fastqt check",
+        "error that fastqt check allows",
+        "time of fastqt check",
+        "memory on a GPU, at least",
+        "memory=low on a GPU",
+    ],
+    "docs/how-to/retriever.md": ["example of a relative margin"],
+    "docs/how-to/search.md": ["recall of an index"],
+    "docs/integrations.md": [
+        "longest row of text",
+        "largest tokenizer file",
+        "sample of a build of an index",
+        "piece of an index with a checksum",
+    ],
+    "docs/kernels.md": ["memory of a chunk on a CPU", "E of a launch that is repeated", "counts may rise"],
+    "docs/losses/general.md": [
+        "memory of a chunk on a CPU",
+        "memory on a GPU, at least",
+        "memory=low on a CPU",
+        "memory=low on a GPU",
+    ],
+    "docs/losses/views.md": [
+        "tokens that are masked",
+        "masked tokens that become the mask",
+        "masked tokens that become random",
+        "masked tokens that stay",
+    ],
+    "docs/papers.md": [
+        "our trainings of the papers",
+        "resamples",
+        "resamples of the interval",
+        "skip-thoughts' paper: an epoch of QuickThoughts",
+        "first 300 steps of QuickThoughts",
+        "draws of few labels",
+        "least share of the text",
+        "least share of the text",
+        "a tenth of the text",
+        "centring CR costs up to",
+        "GLOSS: a sentence's inference",
+        "interpolated sentences with all pairs",
+    ],
+    "docs/peers.md": ["peers: memory of a step", "peers: time of a step"],
+    "docs/trainings.md": ["our trainings"],
+}
+
+
+def figure_of(fact: str) -> str:
+    figure = FACTS[fact]
+    return figure if isinstance(figure, str) else figure()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_typed_figure_is_that_of_its_fact(page):
+    """A figure that is not listed here is new: give its fact a name, or render it from a stored run."""
+    assert typed(PAGES[page].read_text()) == [figure_of(fact) for fact in STATED.get(page, [])]
+
+
+def test_each_fact_is_stated_somewhere():
+    assert set(FACTS) == {fact for facts in STATED.values() for fact in facts}
+
+
+def test_a_rendered_section_is_the_same_on_all_pages():
+    for name, texts in rendered_sections().items():
+        assert len(set(texts.values())) == 1, f"{name}: {', '.join(texts)}"
+
+
+def test_the_sentence_of_the_front_page_has_the_figures_of_its_table():
+    """The largest batch is also the last row of the table below it, and a row of the benchmarks."""
+    sections = rendered_sections()
+    for page in ("README.md", "docs/index.md"):
+        rows, fastqt_mib, plain_mib, fastqt_s, plain_s = cells(sections["batch"][page].splitlines()[-1])
+        sentence = sections["largest"][page]
+        parts = (f"N = {rows}", f"{fastqt_mib} MiB", f"and {fastqt_s} s", f"{plain_mib} MiB and {plain_s} s")
+        for figure in parts:
+            assert figure in sentence, f"{page}: {figure}"
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("| ").split("|")]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "figures"),
+    [
+        ("it takes 48 MiB, or 1,000 times as much, in 2.6 s", ["48 MiB", "1,000 times", "2.6 s"]),
+        ("half a minute, a second model, and 20% of 14 × 32 numbers", ["half a minute", "20%"]),
+        ("N × N scores, √2 times the absolute, `24 MiB`", []),
+        (
+            "```sh\nmake demo  # half a minute\n```\n```python\nx = 3  # 2 s\n```\n3 ms",
+            ["half a minute", "3 ms"],
+        ),
+        ("<!-- results: batch -->\n| 48 MiB |\n<!-- end -->", []),
+    ],
+)
+def test_figures_are_found(sentence, figures):
+    assert typed(sentence) == figures
