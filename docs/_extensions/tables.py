@@ -1,4 +1,7 @@
-"""Long names in tables may break after their punctuation, so that no table is wider than its page."""
+"""Where lines of a table break: long names after their punctuation, and figures not before their unit.
+
+So no table is wider than its page, and a figure is read as one.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,20 @@ TEXT = re.compile(r"(?<=>)[^<]+")
 LONG = re.compile(r"\S{16,}")  # shorter names stay whole
 BREAK = re.compile(r"(?<=\w)([/_.=(,:-]+|&lt;)(?=[A-Za-z_])(?!py\b|md\b|json\b)")
 
+# Between a figure and its unit or its error, where these end the cell.
+WITHIN = re.compile(r" (?=(?:×|%|ms|µs|s|h|[KMG]i?B)$)|(?<=\d) (?=± [\d.]+$)|(?<=±) (?=[\d.]+$)")
+
 
 def add_breaks(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Adds places where a line may break to the long words of all cells."""
+    """Adds places where a line may break to the long words of all cells, and takes them from figures."""
 
     def breakable(word: re.Match[str]) -> str:
         return BREAK.sub(r"\1<wbr>", word[0])
 
     def cell(match: re.Match[str]) -> str:
-        return TEXT.sub(lambda text: LONG.sub(breakable, text[0]), match[0])
+        return TEXT.sub(lambda text: WITHIN.sub("\N{NO-BREAK SPACE}", LONG.sub(breakable, text[0])), match[0])
 
     if "body" in context:
         context["body"] = CELL.sub(cell, context["body"])
