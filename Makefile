@@ -113,7 +113,8 @@ ports: .venv/built
 clean:
 	rm -rf .venv .venv-docs build dist *.egg-info fastqt/*.so
 
-# torch is pinned and comes first: an unpinned one would bring gigabytes of CUDA with it.
+# torch is pinned and comes first, so that no package chooses another. Where pip knows the index of torch's builds for
+# CPUs, of this version it takes that build, which has no gigabytes of CUDA.
 .venv/ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(TORCH) numpy ninja 'setuptools>=77' wheel

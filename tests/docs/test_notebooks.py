@@ -67,6 +67,7 @@ def test_a_notebook_has_the_code_of_its_page(name):
     assert ".md" not in re.sub(r"`[^`]*`", "", text)
 
 
+@pytest.mark.slow  # it starts a kernel
 def test_what_a_block_prints_stands_below_it():
     notebook = notebooks.notebook_of(PAGE)
     notebooks.run(notebook, "page")
@@ -80,6 +81,7 @@ def test_what_a_block_prints_stands_below_it():
     assert notebooks.notebook_of(PAGE) == notebooks.notebook_of(PAGE)
 
 
+@pytest.mark.slow  # it starts a kernel
 def test_a_block_that_raises_ends_the_build():
     notebook = notebooks.notebook_of("# A page\n\n```python\nx = 1 / 0\n```\n")
     with pytest.raises(
