@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -35,14 +36,37 @@
 
 namespace fastqt {
 
-// Where the numbers of a matrix are.
+// Where the numbers of a matrix are: floats, or numbers of bfloat16.
 struct Strided {
-  const float* data;
+  const void* data;
   int64_t row_stride, column_stride;
+  bool is_bfloat16 = false;
 
-  const float* at(int64_t row, int64_t column) const { return data + row * row_stride + column * column_stride; }
-  Strided from(int64_t row, int64_t column) const { return {at(row, column), row_stride, column_stride}; }
-  Strided transposed() const { return {data, column_stride, row_stride}; }
+  template <class Number = float>
+  const Number* at(int64_t row, int64_t column) const {
+    return static_cast<const Number*>(data) + row * row_stride + column * column_stride;
+  }
+  Strided from(int64_t row, int64_t column) const {
+    const void* const first = is_bfloat16 ? static_cast<const void*>(at<uint16_t>(row, column)) : at(row, column);
+    return {first, row_stride, column_stride, is_bfloat16};
+  }
+  Strided transposed() const { return {data, column_stride, row_stride, is_bfloat16}; }
+};
+
+// Where a product or a part of it is written: rows of floats with adjacent columns, or of numbers of bfloat16.
+struct Rows {
+  void* data;
+  int64_t stride;
+  bool is_bfloat16 = false;
+
+  template <class Number>
+  Number* at(int64_t row, int64_t column) const {
+    return static_cast<Number*>(data) + row * stride + column;
+  }
+  Rows from(int64_t row, int64_t column) const {
+    void* const first = is_bfloat16 ? static_cast<void*>(at<uint16_t>(row, column)) : at<float>(row, column);
+    return {first, stride, is_bfloat16};
+  }
 };
 
 #ifdef FASTQT_PANELS
@@ -65,11 +89,24 @@ struct TileShape {
 // A sum in float32 loses digits as it grows. After so many steps it is added to the sum of those before.
 constexpr int64_t kSteps = 192;
 
-// out = factor * a b, or out + factor * a b, for panels of kRows rows and kVectors vectors, and `depth` elements. The
+// Writes a vector of sums to numbers of bfloat16.
+template <class Vector>
+FASTQT_INLINE void round_to(const Vector& sums, uint16_t* to) {
+#ifdef FASTQT_PANELS_X86
+  if constexpr (sizeof(Vector) == 64) {
+    typedef uint16_t Halves __attribute__((vector_size(32)));
+    Halves rounded;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(sums));
+    std::memcpy(to, &rounded, sizeof(Halves));
+  }
+#endif
+}
+
+// to = factor * a b, or from + factor * a b, for panels of kRows rows and kVectors vectors, and `depth` elements. The
 // factor is read from memory when it is needed: as a value it would take a register from the sums.
 template <class Shape, int kRows, int kVectors>
 FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a, const typename Shape::Element* b,
-                                const float& factor, bool add, float* out, int64_t stride) {
+                                const float& factor, const Rows* from, const Rows& to) {
   using Vector = typename Shape::Vector;
   using Elements = typename Shape::Elements;
   constexpr int kLanes = Shape::kLanes;
@@ -79,7 +116,9 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
   // and not there: where the rows of `out` are a multiple of a page apart, a cache of 8 or 12 ways does not hold them.
   Vector totals[kRows][kVectors] = {};
   for (int i = 0; i < kRows; ++i)
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(out + i * stride + v * kLanes, 1);
+    for (int v = 0; v < kVectors; ++v)
+      __builtin_prefetch(to.is_bfloat16 ? to.at<float>(0, 0) + i * to.stride / 2 + v * kLanes / 2
+                                        : to.at<float>(i, v * kLanes), 1);
 
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t steps = depth * (block + 1) / blocks - depth * block / blocks;
@@ -123,14 +162,14 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
           continue;
         }
 
-        float* const to = out + i * stride + v * kLanes;
         Vector result = factor * total;
-        if (add) {
+        if (from != nullptr) {
           Vector before;
-          std::memcpy(&before, to, sizeof(Vector));
+          std::memcpy(&before, from->at<float>(i, v * kLanes), sizeof(Vector));
           result += before;
         }
-        std::memcpy(to, &result, sizeof(Vector));
+        if (Shape::kPairs && to.is_bfloat16) round_to(result, to.at<uint16_t>(i, v * kLanes));
+        else std::memcpy(to.at<float>(i, v * kLanes), &result, sizeof(Vector));
       }
     }
   }
@@ -231,18 +270,20 @@ FASTQT_INLINE void copy_line(const float* from, int64_t size, float* to) {
 // Writes `count` columns, at most kLanes, of kLanes rows of a matrix, each of which begins at rows[i] + k, to a panel from
 // `to` on, whose columns are `width` apart.
 template <int kLanes, bool kWhole>
-FASTQT_INLINE void pack_block(const float* const (&rows)[kLanes], int64_t k, int64_t count, float* to, int64_t width) {
+FASTQT_INLINE void pack_block(const std::byte* const (&rows)[kLanes], int64_t k, int64_t count, std::byte* to,
+                              int64_t width) {
+  constexpr int64_t kBytes = sizeof(float);
   using Vector = typename Floats<kLanes>::Vector;
   Vector block[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if constexpr (kWhole) {
       constexpr int64_t kAhead = 32;  // numbers of a row, in two lines of the cache
-      __builtin_prefetch(rows[i] + k + kAhead);
-      std::memcpy(&block[i], rows[i] + k, sizeof(Vector));
+      __builtin_prefetch(rows[i] + (k + kAhead) * kBytes);
+      std::memcpy(&block[i], rows[i] + k * kBytes, sizeof(Vector));
     } else {
       float line[kLanes] = {};
-      std::copy_n(rows[i] + k, count, line);
+      std::memcpy(line, rows[i] + k * kBytes, count * kBytes);
       std::memcpy(&block[i], line, sizeof(Vector));
     }
   }
@@ -250,29 +291,38 @@ FASTQT_INLINE void pack_block(const float* const (&rows)[kLanes], int64_t k, int
 
   if constexpr (kWhole) {
 #pragma GCC unroll 16
-    for (int column = 0; column < kLanes; ++column) std::memcpy(to + column * width, &block[column], sizeof(Vector));
+    for (int column = 0; column < kLanes; ++column)
+      std::memcpy(to + column * width * kBytes, &block[column], sizeof(Vector));
   } else {
-    for (int64_t column = 0; column < count; ++column) std::memcpy(to + column * width, &block[column], sizeof(Vector));
+    for (int64_t column = 0; column < count; ++column)
+      std::memcpy(to + column * width * kBytes, &block[column], sizeof(Vector));
   }
 }
 
-// Writes a panel from rows whose columns are adjacent. What of the panel has no row is written too, with any numbers.
+// Writes a panel from rows whose columns are adjacent: `first_row` and those after it, `row_bytes` apart, of floats or of
+// pairs that take as much memory. What of the panel has no row is written too, with any numbers.
 template <int kLanes>
-FASTQT_INLINE void pack_rows(const Strided& from, int64_t rows, int64_t depth, float* panel, int64_t width) {
+FASTQT_INLINE void pack_rows(const void* first_row, int64_t row_bytes, int64_t rows, int64_t depth, void* panel,
+                             int64_t width) {
+  constexpr int64_t kBytes = sizeof(float);
+  const auto* const from = static_cast<const std::byte*>(first_row);
+  auto* const to = static_cast<std::byte*>(panel);
+
   // The last vector of a column may reach beyond it, into columns after it. So columns are written in order, and of all
   // vectors those that reach beyond their column first. The last columns, after which there may be nothing, are copied.
   const int64_t groups = (width + kLanes - 1) / kLanes, beyond = groups * kLanes - width;
   const int64_t reaches = std::max<int64_t>(0, depth - (beyond + width - 1) / width);
-  const float* group_rows[kLanes];
+  const std::byte* group_rows[kLanes];
   for (int64_t group = groups; group-- > 0;) {
     const int64_t first = group * kLanes;
-    for (int i = 0; i < kLanes; ++i) group_rows[i] = from.at(std::min(first + i, rows - 1), 0);
+    for (int i = 0; i < kLanes; ++i) group_rows[i] = from + std::min(first + i, rows - 1) * row_bytes;
     int64_t k = 0;
     for (; k + kLanes <= reaches; k += kLanes)
-      pack_block<kLanes, true>(group_rows, k, kLanes, panel + k * width + first, width);
-    if (k < reaches) pack_block<kLanes, false>(group_rows, k, reaches - k, panel + k * width + first, width);
+      pack_block<kLanes, true>(group_rows, k, kLanes, to + (k * width + first) * kBytes, width);
+    if (k < reaches) pack_block<kLanes, false>(group_rows, k, reaches - k, to + (k * width + first) * kBytes, width);
     for (k = reaches; k < depth; ++k)
-      for (int64_t i = first; i < width && i < first + kLanes; ++i) panel[k * width + i] = group_rows[i - first][k];
+      for (int64_t i = first; i < width && i < first + kLanes; ++i) 
+        std::memcpy(to + (k * width + i) * kBytes, group_rows[i - first] + k * kBytes, kBytes);
   }
 }
 
@@ -281,7 +331,7 @@ FASTQT_INLINE void pack_rows(const Strided& from, int64_t rows, int64_t depth, f
 template <int kLanes>
 FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, float* panel, int64_t width) {
   if (from.column_stride == 1 && from.row_stride != 1) {
-    pack_rows<kLanes>(from, rows, depth, panel, width);
+    pack_rows<kLanes>(from.data, from.row_stride * static_cast<int64_t>(sizeof(float)), rows, depth, panel, width);
   } else {
     for (int64_t k = 0; k < depth; ++k) {
       const float* const column = from.at(0, k);
@@ -304,10 +354,59 @@ FASTQT_INLINE uint32_t rounded_upper_half(uint32_t bits) {
   return (is_nan ? bits | 0x00400000u : bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
 }
 
+// Writes pairs of `size` adjacent numbers in two lines of bfloat16, as few as `copy_line` copies.
+FASTQT_INLINE void pair_lines(const uint16_t* first, const uint16_t* second, int64_t size, uint32_t* to) {
+  constexpr int64_t kLanes = 8;
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+  typedef uint32_t Pairs __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+  const auto join = [&](int64_t at) {
+    Halves low, high;
+    std::memcpy(&low, first + at, sizeof(Halves));
+    std::memcpy(&high, second + at, sizeof(Halves));
+    const Pairs pairs = __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
+    std::memcpy(to + at, &pairs, sizeof(Pairs));
+  };
+  if (size < kLanes) {
+    for (int64_t i = 0; i < size; ++i) to[i] = first[i] | static_cast<uint32_t>(second[i]) << 16;
+    return;
+  }
+  for (int64_t i = 0; i + kLanes <= size; i += kLanes) join(i);
+  if (size % kLanes != 0) join(size - kLanes);  // some of which were joined before
+}
+
+// A panel in pairs of a matrix of bfloat16, as below.
+template <int kLanes>
+FASTQT_INLINE void pack_pairs(const Strided& from, int64_t rows, int64_t depth, uint32_t* panel, int64_t width) {
+  const int64_t pairs = depth / 2;
+  if (from.column_stride == 1 && from.row_stride != 1) {
+    // A pair lies together in memory, and moves as one.
+    pack_rows<kLanes>(from.data, from.row_stride * static_cast<int64_t>(sizeof(uint16_t)), rows, pairs, panel, width);
+  } else {
+    for (int64_t k = 0; k < pairs; ++k) {
+      const auto *first = from.at<uint16_t>(0, 2 * k), *second = from.at<uint16_t>(0, 2 * k + 1);
+      uint32_t* const to = panel + k * width;
+      if (from.row_stride == 1) {
+        __builtin_prefetch(first + 8 * from.column_stride);
+        __builtin_prefetch(second + 8 * from.column_stride);
+        pair_lines(first, second, rows, to);
+      } else {
+        for (int64_t i = 0; i < rows; ++i)
+          to[i] = first[i * from.row_stride] | static_cast<uint32_t>(second[i * from.row_stride]) << 16;
+      }
+    }
+  }
+
+  if (depth % 2 != 0)
+    for (int64_t i = 0; i < rows; ++i) panel[pairs * width + i] = *from.at<uint16_t>(i, depth - 1);
+  if (rows < width)
+    for (int64_t k = 0; k < (depth + 1) / 2; ++k) std::fill(panel + k * width + rows, panel + (k + 1) * width, 0u);
+}
+
 // The same panel in pairs: panel[k * width + i] has the numbers of columns 2 k and 2 k + 1, the second of which is 0
 // beyond the last column.
 template <int kLanes>
 FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, uint32_t* panel, int64_t width) {
+  if (from.is_bfloat16) return pack_pairs<kLanes>(from, rows, depth, panel, width);
   constexpr int64_t kColumns = 32;
   alignas(64) float columns[kColumns * 64];  // of at most 64 rows, as floats
   for (int64_t begin = 0; begin < depth; begin += kColumns) {

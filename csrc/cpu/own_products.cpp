@@ -69,8 +69,9 @@ void multiply_in_parallel(const PanelProduct& product, Vectors level) {
 // `out` = a b, or `out` + factor * a b, by fastqt's own products of one level of vectors: for tests and benchmarks.
 void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_t level) {
   for (const auto* matrix : {&out, &a, &b})
-    STD_TORCH_CHECK(matrix->dim() == 2 && matrix->is_cpu() && matrix->scalar_type() == ScalarType::Float,
-                    "out, a, b: want float32 matrices on the CPU, got ", described(*matrix));
+    STD_TORCH_CHECK(matrix->dim() == 2 && matrix->is_cpu() &&
+                        (matrix->scalar_type() == ScalarType::Float || matrix->scalar_type() == ScalarType::BFloat16),
+                    "out, a, b: want matrices of float32 or bfloat16 on the CPU, got ", described(*matrix));
   STD_TORCH_CHECK(out.size(0) == a.size(0) && a.size(1) == b.size(0) && out.size(1) == b.size(1),
                   "out, a, b: want (m, n), (m, k) and (k, n), got ", described(out), ", ", described(a), " and ",
                   described(b));
@@ -78,8 +79,9 @@ void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_
   const bool here = vectors == best_vectors() || (vectors == Vectors::kAvx2 && best_vectors() == Vectors::kAvx512) ||
                     (vectors == Vectors::kAvx512Bfloat16 && has_bfloat16_vectors());
   STD_TORCH_CHECK(here && vectors != Vectors::kNone, "level: ", level, " is not one of this processor");
-  STD_TORCH_CHECK(own_multiply(out, a, b, add, factor, vectors), "out: want adjacent rows or columns, got ",
-                  described(out));
+  STD_TORCH_CHECK(own_multiply(out, a, b, add, factor, vectors),
+                  "out, a, b: want operands of one dtype, which this level knows, and adjacent rows or columns of out, "
+                  "got ", described(out), ", ", described(a), " and ", described(b));
 }
 
 // The level of the own products that are used, the best that this processor has, and that of bfloat16.
@@ -95,35 +97,45 @@ Vectors own_products() {
   return chosen;
 }
 
+Vectors own_products_of(const Tensor& operand) {
+  const bool has_bfloat16 = operand.scalar_type() == ScalarType::BFloat16;
+  return has_bfloat16 && own_products() != Vectors::kNone ? own_bfloat16_products() : own_products();
+}
+
 Vectors own_bfloat16_products() { return has_bfloat16_vectors() ? Vectors::kAvx512Bfloat16 : Vectors::kNone; }
 
 Strided strided(const Tensor& matrix) {
-  return {static_cast<const float*>(matrix.data_ptr()), matrix.stride(0), matrix.stride(1)};
+  return {matrix.data_ptr(), matrix.stride(0), matrix.stride(1), matrix.scalar_type() == ScalarType::BFloat16};
 }
 
 bool own_multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha, Vectors level,
                   const std::byte* packed_b) {
-  if (level == Vectors::kNone || out.scalar_type() != ScalarType::Float || (beta != 0 && beta != 1)) return false;
+  const ScalarType dtype = out.scalar_type(), operands = a.scalar_type();
+  const bool rounds = level == Vectors::kAvx512Bfloat16, has_bfloat16 = operands == ScalarType::BFloat16;
+  const bool knows_dtypes = operands == b.scalar_type() &&
+                            (operands == ScalarType::Float || (rounds && has_bfloat16)) &&
+                            (dtype == ScalarType::Float || (rounds && dtype == ScalarType::BFloat16 && beta == 0));
+  if (level == Vectors::kNone || !knows_dtypes || (beta != 0 && beta != 1)) return false;
+
   const int64_t rows = out.size(0), columns = out.size(1), depth = a.size(1);
   const auto factor = static_cast<float>(alpha);
-  float* const data = static_cast<float*>(out.data_ptr());
-  if (out.stride(1) == 1 || columns == 1) {
-    multiply_in_parallel({data, out.stride(0), strided(a), strided(b), rows, columns, depth, factor, beta == 1,
-                          packed_b, 0, columns},
+  const bool has_adjacent_columns = out.stride(1) == 1 || columns == 1;
+  const Rows to{out.data_ptr(), out.stride(has_adjacent_columns ? 0 : 1), dtype == ScalarType::BFloat16};
+  if (has_adjacent_columns) {
+    multiply_in_parallel({to, strided(a), strided(b), rows, columns, depth, factor, beta == 1, packed_b, 0, columns},
                          level);
     return true;
   }
 
   // The transpose of `out`, whose columns are adjacent, is the product of both transposes in the other order.
   if ((out.stride(0) != 1 && rows != 1) || packed_b != nullptr) return false;
-  multiply_in_parallel({data, out.stride(1), strided(b).transposed(), strided(a).transposed(), columns, rows, depth,
-                        factor, beta == 1},
+  multiply_in_parallel({to, strided(b).transposed(), strided(a).transposed(), columns, rows, depth, factor, beta == 1},
                        level);
   return true;
 }
 
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  if (!own_multiply(out, a, b, beta, alpha, own_products()))
+  if (!own_multiply(out, a, b, beta, alpha, own_products_of(a)))
     TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
 }
 

@@ -1,4 +1,4 @@
-// fastqt's own products of float32 tensors, on all threads.
+// fastqt's own products of float32 and bfloat16 tensors, on all threads.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -14,7 +14,10 @@ using torch::stable::Tensor;
 // The level of the own products that are used here, or kNone where torch's are.
 Vectors own_products();
 
-// The level for operands that are rounded to bfloat16; kNone where this processor has no instructions for them.
+// The same for operands of the dtype of a tensor, which may be bfloat16.
+Vectors own_products_of(const Tensor& operand);
+
+// The level for operands in bfloat16, or rounded to it; kNone where this processor has no instructions for them.
 Vectors own_bfloat16_products();
 
 Strided strided(const Tensor& matrix);

@@ -10,7 +10,7 @@
 namespace fastqt {
 
 PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, int64_t column_end) const {
-  return {out + row * stride + column, stride, a.from(row, 0), b.from(0, column), row_end - row, column_end - column,
+  return {out.from(row, column), a.from(row, 0), b.from(0, column), row_end - row, column_end - column,
           depth, factor, add, packed_b, first_column + column, all_columns};
 }
 
@@ -67,8 +67,8 @@ struct Depths {
 };
 
 template <class Element>
-using TileFunction = void (*)(int64_t depth, const Element* a, const Element* b, const float& factor, bool add,
-                              float* out, int64_t stride);
+using TileFunction = void (*)(int64_t depth, const Element* a, const Element* b, const float& factor, const Rows* from,
+                              const Rows& to);
 
 // Packs the panels of a in a block. Where the rows of a are adjacent in memory, the panels are filled side by side, a
 // few columns of `a` at a time, so that what is read lies together.
@@ -97,46 +97,60 @@ constexpr auto tiles_of(std::integer_sequence<int, kTile...>) {
   return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{&Level::template tile<kTile>...};
 }
 
-// Multiplies a panel of a with `height` rows by a panel of b with `columns` columns to a tile of the result.
+// Multiplies a panel of a with `height` rows by a panel of b with `columns` columns to a tile of the result, which is
+// added to `from` if there is one.
 template <class Level, class Element>
 FASTQT_INLINE void multiply_panel(const Element* panel_of_a, int64_t height, const Element* panel_of_b, int64_t columns,
-                                  int64_t elements, const float& factor, bool add, float* out, int64_t stride) {
+                                  int64_t elements, const float& factor, const Rows* from, const Rows& to) {
   using Shape = typename Level::Shape;
   const int64_t width = padded<Shape>(columns);
   constexpr auto kTiles = tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
   const TileFunction<Element> tile = kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
-  if (columns == width) return tile(elements, panel_of_a, panel_of_b, factor, add, out, stride);
+  if (columns == width) return tile(elements, panel_of_a, panel_of_b, factor, from, to);
 
   // The tile reaches beyond the last column. Its sums are added in the order of all others, so that they do not depend
   // on how threads have shared the columns.
   float whole[Shape::kRows * Shape::kColumns];
-  for (int64_t y = 0; add && y < height; ++y) {
-    std::copy_n(out + y * stride, columns, whole + y * width);
+  for (int64_t y = 0; from != nullptr && y < height; ++y) {
+    std::copy_n(from->at<float>(y, 0), columns, whole + y * width);
     std::fill(whole + y * width + columns, whole + (y + 1) * width, 0.0f);
   }
-  tile(elements, panel_of_a, panel_of_b, factor, add, whole, width);
-  for (int64_t y = 0; y < height; ++y) std::copy_n(whole + y * width, columns, out + y * stride);
+  const Rows sums{whole, width};
+  tile(elements, panel_of_a, panel_of_b, factor, from == nullptr ? nullptr : &sums, sums);
+  for (int64_t y = 0; y < height; ++y) {
+    if (!to.is_bfloat16) {
+      std::copy_n(whole + y * width, columns, to.at<float>(y, 0));
+    } else {
+      for (int64_t x = 0; x < columns; ++x)
+        to.at<uint16_t>(y, 0)[x] =
+            static_cast<uint16_t>(rounded_upper_half(std::bit_cast<uint32_t>(whole[y * width + x])) >> 16);
+    }
+  }
 }
 
 // Panels of b that were not packed before are made when they are needed: all panels of a are then multiplied by the one
-// that is in the cache.
+// that is in the cache. The sums of a result in bfloat16 are kept in float32 until the last block of the depth.
 template <class Level>
 FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   using Shape = typename Level::Shape;
   using Element = typename Shape::Element;
-  static thread_local Memory memory_of_a, memory_of_b;
+  static thread_local Memory memory_of_a, memory_of_b, memory_of_sums;
   const Parts rows(product.rows, kBlockRows);
   const Depths<Shape> depths(product.depth);
   Element* const panels_of_a = memory_of_a.of<Element>(rows.longest() * depths.parts.longest());
   const auto* const packed = reinterpret_cast<const Element*>(product.packed_b);
+  const bool has_sums = product.out.is_bfloat16 && depths.parts.count > 1;
+  float* const sums = has_sums ? memory_of_sums.of<float>(rows.longest() * product.columns) : nullptr;
   Element* const made = packed ? nullptr : memory_of_b.of<Element>(Shape::kColumns * depths.parts.longest());
 
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t row = rows.begin(r);
     const Parts panels(rows.begin(r + 1) - row, Shape::kRows);
+    const Rows out = product.out.from(row, 0), kept = has_sums ? Rows{sums, product.columns} : out;
     for (int64_t d = 0; d < depths.parts.count; ++d) {
       const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k, elements = Shape::elements(depth);
       const bool add = product.add || d > 0;
+      const Rows& destination = d + 1 == depths.parts.count ? out : kept;
       pack_panels<Shape>(product.a.from(row, k), panels, depth, panels_of_a);
 
       for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
@@ -151,8 +165,9 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
 
         for (int64_t p = 0; p < panels.count; ++p) {
           const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
-          multiply_panel<Level>(panels_of_a + i * elements, height, panel_of_b, columns, elements, product.factor, add,
-                                product.out + (row + i) * product.stride + j, product.stride);
+          const Rows from = kept.from(i, j);
+          multiply_panel<Level>(panels_of_a + i * elements, height, panel_of_b, columns, elements, product.factor,
+                                add ? &from : nullptr, destination.from(i, j));
         }
       }
     }
@@ -179,9 +194,9 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
     using Shape = TileShape<ELEMENT, LANES, ROWS, VECTORS>;                                                          \
                                                                                                                      \
     template <int kTile>                                                                                             \
-    TARGET static void tile(int64_t depth, const ELEMENT* a, const ELEMENT* b, const float& factor, bool add,        \
-                            float* out, int64_t stride) {                                                            \
-      tile_product<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, add, out, stride);                \
+    TARGET static void tile(int64_t depth, const ELEMENT* a, const ELEMENT* b, const float& factor, const Rows* from, \
+                            const Rows& to) {                                                                        \
+      tile_product<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);                        \
     }                                                                                                                \
                                                                                                                      \
     TARGET static void multiply(const PanelProduct& product) { multiply_blocks<NAME>(product); }                     \
@@ -248,6 +263,13 @@ void pack_columns(const Strided& b, int64_t depth, int64_t columns, std::byte* p
 }
 
 void multiply_panels(const PanelProduct& product, Vectors level) {
+  // The sums of a deep product in bfloat16 take memory of their own, which is that of so many columns at most.
+  constexpr int64_t kColumnsOfSums = 1024;
+  if (product.out.is_bfloat16 && product.depth > 2 * kBlockElements && product.columns > kColumnsOfSums) {
+    for (int64_t j = 0; j < product.columns; j += kColumnsOfSums)
+      multiply_panels(product.part(0, product.rows, j, std::min(j + kColumnsOfSums, product.columns)), level);
+    return;
+  }
   with_level(level, [&]<class Level>(Level) { Level::multiply(product); });
 }
 

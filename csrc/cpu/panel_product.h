@@ -1,4 +1,4 @@
-// Products of float32 matrices by fastqt's own micro-kernel (micro_kernel.h), on one thread.
+// Products of float32 and of bfloat16 matrices by fastqt's own micro-kernel (micro_kernel.h), on one thread.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace fastqt {
 
 // The levels of vector instructions that there are micro-kernels for. Of one processor family, the later is the faster.
-// The last one rounds both operands to bfloat16.
+// The last one multiplies operands in bfloat16, to which it rounds those in float32.
 enum class Vectors : int64_t { kNone = 0, kNeon = 1, kAvx2 = 2, kAvx512 = 3, kAvx512Bfloat16 = 4 };
 
 // The fastest that this processor has, and that this compiler could make, for operands as they are.
@@ -17,17 +17,16 @@ Vectors best_vectors();
 
 bool has_bfloat16_vectors();
 
-// out (rows, columns), whose rows are `stride` apart and have adjacent columns: factor * a b, added to it or written.
+// out (rows, columns): factor * a b, added to it or written. Only the level kAvx512Bfloat16 has operands or results in
+// bfloat16. All sums are in float32, and a result in bfloat16 is rounded once; nothing is added to such a one.
 struct PanelProduct {
-  float* out;
-  int64_t stride;
+  Rows out;
   Strided a, b;
   int64_t rows, columns, depth;
   float factor;
   bool add;
   const std::byte* packed_b = nullptr;  // what `pack_columns` has made of all columns of b, if it has
   int64_t first_column = 0, all_columns = 0;  // of these columns in packed_b
-
 
   // The same of some of the rows and columns of `out`.
   PanelProduct part(int64_t row, int64_t row_end, int64_t column, int64_t column_end) const;

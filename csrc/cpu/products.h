@@ -8,16 +8,18 @@
 
 #include "cpu/dtypes.h"
 #include "cpu/matrix.h"
+#include "cpu/own_products.h"
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
 namespace fastqt {
 
 // Adds factor * a b to `out`, or writes it there, for matrices a and b of S. In bfloat16 `out` can be written; only a
-// sum in float32 can be added to, and the product goes through the first rows of `product`.
+// sum in float32 can be added to. Torch has no such product: its goes through the first rows of `product`.
 template <class S>
 void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add, double factor, const Tensor& product) {
   if (!kRounds<S> || out.scalar_type() == ScalarType::BFloat16) return multiply(out, a, b, add, factor);
+  if (own_multiply(out, a, b, add, factor, own_products_of(a))) return;
   const Tensor rounded = part(product, 0, {0, out.size(0)});
   multiply(rounded, a, b, 0, factor);
   const RowsOf<S> from(rounded);

@@ -143,7 +143,7 @@ int64_t best_vectors(float*) { return static_cast<int64_t>(fastqt::best_vectors(
 void multiply_panels(float* out, const float* a, const float* b, int64_t stride, int64_t a_row_stride,
                      int64_t a_column_stride, int64_t b_row_stride, int64_t b_column_stride, int64_t rows,
                      int64_t columns, int64_t depth, float factor, bool add, int64_t level) {
-  fastqt::multiply_panels({out, stride, {a, a_row_stride, a_column_stride}, {b, b_row_stride, b_column_stride}, rows,
+  fastqt::multiply_panels({{out, stride}, {a, a_row_stride, a_column_stride}, {b, b_row_stride, b_column_stride}, rows,
                            columns, depth, factor, add},
                           static_cast<fastqt::Vectors>(level));
 }
