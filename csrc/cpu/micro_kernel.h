@@ -267,24 +267,37 @@ FASTQT_INLINE void copy_line(const float* from, int64_t size, float* to) {
   if (size % kLanes != 0) copy(size - kLanes);  // some of which were copied before
 }
 
-// Writes `count` columns, at most kLanes, of kLanes rows of a matrix, each of which begins at rows[i] + k, to a panel from
-// `to` on, whose columns are `width` apart.
-template <int kLanes, bool kWhole>
+// Reads a vector that moves into a panel as it is, or with `kRounded` makes it of twice as many floats, rounded in pairs.
+template <bool kRounded, class Vector>
+FASTQT_INLINE void read_pairs(const std::byte* from, Vector& to) {
+  std::memcpy(&to, from, sizeof(Vector));
+#ifdef FASTQT_PANELS_X86
+  if constexpr (kRounded) {
+    Vector high;
+    std::memcpy(&high, from + sizeof(Vector), sizeof(Vector));
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(to) : "v"(to), "v"(high));
+  }
+#endif
+}
+
+// Writes `count` columns, at most kLanes, of kLanes rows of a matrix, whose column k is kStep k bytes after rows[i], to a
+// panel from `to` on, whose columns are `width` apart.
+template <int kLanes, bool kRounded, bool kWhole>
 FASTQT_INLINE void pack_block(const std::byte* const (&rows)[kLanes], int64_t k, int64_t count, std::byte* to,
                               int64_t width) {
-  constexpr int64_t kBytes = sizeof(float);
   using Vector = typename Floats<kLanes>::Vector;
+  constexpr int64_t kBytes = sizeof(float), kStep = kBytes * (kRounded ? 2 : 1);
   Vector block[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if constexpr (kWhole) {
-      constexpr int64_t kAhead = 32;  // numbers of a row, in two lines of the cache
-      __builtin_prefetch(rows[i] + (k + kAhead) * kBytes);
-      std::memcpy(&block[i], rows[i] + k * kBytes, sizeof(Vector));
+      constexpr int64_t kAhead = 128;  // bytes of a row, in two lines of the cache
+      __builtin_prefetch(rows[i] + k * kStep + kAhead);
+      read_pairs<kRounded>(rows[i] + k * kStep, block[i]);
     } else {
-      float line[kLanes] = {};
-      std::memcpy(line, rows[i] + k * kBytes, count * kBytes);
-      std::memcpy(&block[i], line, sizeof(Vector));
+      std::byte line[kLanes * kStep] = {};
+      std::memcpy(line, rows[i] + k * kStep, count * kStep);
+      read_pairs<kRounded>(line, block[i]);
     }
   }
   transpose<kLanes>(block);
@@ -299,12 +312,26 @@ FASTQT_INLINE void pack_block(const std::byte* const (&rows)[kLanes], int64_t k,
   }
 }
 
-// Writes a panel from rows whose columns are adjacent: `first_row` and those after it, `row_bytes` apart, of floats or of
-// pairs that take as much memory. What of the panel has no row is written too, with any numbers.
-template <int kLanes>
+// The upper half of a number that is rounded to bfloat16, in its place; a NaN stays one.
+FASTQT_INLINE uint32_t rounded_upper_half(uint32_t bits) {
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return (is_nan ? bits | 0x00400000u : bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+}
+
+// Two numbers of bfloat16 as an element of a panel, the first in the lower half.
+FASTQT_INLINE uint32_t pair(uint16_t first, uint16_t second) { return first | static_cast<uint32_t>(second) << 16; }
+FASTQT_INLINE uint32_t pair(float first, float second) {
+  return rounded_upper_half(std::bit_cast<uint32_t>(first)) >> 16 |
+         rounded_upper_half(std::bit_cast<uint32_t>(second));
+}
+
+// Writes a panel from rows whose columns are adjacent: `first_row` and those after it, `row_bytes` apart. A column has
+// as many bytes as an element of the panel, or with `kRounded` two floats, which become a pair. What of the panel has no
+// row is written too, with any numbers.
+template <int kLanes, bool kRounded>
 FASTQT_INLINE void pack_rows(const void* first_row, int64_t row_bytes, int64_t rows, int64_t depth, void* panel,
                              int64_t width) {
-  constexpr int64_t kBytes = sizeof(float);
+  constexpr int64_t kBytes = sizeof(float), kStep = kBytes * (kRounded ? 2 : 1);
   const auto* const from = static_cast<const std::byte*>(first_row);
   auto* const to = static_cast<std::byte*>(panel);
 
@@ -316,13 +343,20 @@ FASTQT_INLINE void pack_rows(const void* first_row, int64_t row_bytes, int64_t r
   for (int64_t group = groups; group-- > 0;) {
     const int64_t first = group * kLanes;
     for (int i = 0; i < kLanes; ++i) group_rows[i] = from + std::min(first + i, rows - 1) * row_bytes;
+
+    const auto at = [&](int64_t k) { return to + (k * width + first) * kBytes; };
     int64_t k = 0;
-    for (; k + kLanes <= reaches; k += kLanes)
-      pack_block<kLanes, true>(group_rows, k, kLanes, to + (k * width + first) * kBytes, width);
-    if (k < reaches) pack_block<kLanes, false>(group_rows, k, reaches - k, to + (k * width + first) * kBytes, width);
-    for (k = reaches; k < depth; ++k)
-      for (int64_t i = first; i < width && i < first + kLanes; ++i) 
-        std::memcpy(to + (k * width + i) * kBytes, group_rows[i - first] + k * kBytes, kBytes);
+    for (; k + kLanes <= reaches; k += kLanes) pack_block<kLanes, kRounded, true>(group_rows, k, kLanes, at(k), width);
+    if (k < reaches) pack_block<kLanes, kRounded, false>(group_rows, k, reaches - k, at(k), width);
+
+    for (k = reaches; k < depth; ++k) {
+      for (int64_t i = 0; i < kLanes && first + i < width; ++i) {
+        float numbers[2];
+        std::memcpy(numbers, group_rows[i] + k * kStep, kStep);
+        const uint32_t element = kRounded ? pair(numbers[0], numbers[1]) : std::bit_cast<uint32_t>(numbers[0]);
+        std::memcpy(at(k) + i * kBytes, &element, kBytes);
+      }
+    }
   }
 }
 
@@ -331,7 +365,8 @@ FASTQT_INLINE void pack_rows(const void* first_row, int64_t row_bytes, int64_t r
 template <int kLanes>
 FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, float* panel, int64_t width) {
   if (from.column_stride == 1 && from.row_stride != 1) {
-    pack_rows<kLanes>(from.data, from.row_stride * static_cast<int64_t>(sizeof(float)), rows, depth, panel, width);
+    const int64_t row_bytes = from.row_stride * static_cast<int64_t>(sizeof(float));
+    pack_rows<kLanes, false>(from.data, row_bytes, rows, depth, panel, width);
   } else {
     for (int64_t k = 0; k < depth; ++k) {
       const float* const column = from.at(0, k);
@@ -348,80 +383,75 @@ FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, 
     for (int64_t k = 0; k < depth; ++k) std::fill(panel + k * width + rows, panel + (k + 1) * width, 0.0f);
 }
 
-// The upper half of a number that is rounded to bfloat16, in its place; a NaN stays one.
-FASTQT_INLINE uint32_t rounded_upper_half(uint32_t bits) {
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return (is_nan ? bits | 0x00400000u : bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-}
-
-// Writes pairs of `size` adjacent numbers in two lines of bfloat16, as few as `copy_line` copies.
-FASTQT_INLINE void pair_lines(const uint16_t* first, const uint16_t* second, int64_t size, uint32_t* to) {
+// Writes pairs of adjacent numbers in two lines of floats, which are rounded, or of bfloat16. The lines are as short as
+// those that `copy_line` copies.
+template <class Number>
+FASTQT_INLINE void pair_lines(const Number* first, const Number* second, int64_t size, uint32_t* to) {
   constexpr int64_t kLanes = 8;
+  typedef Number Numbers __attribute__((vector_size(kLanes * sizeof(Number))));
   typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
   typedef uint32_t Pairs __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+  const auto read = [](const Number* from, Pairs& to) {  // vectors in what is returned would depend on the level
+    Numbers numbers;
+    std::memcpy(&numbers, from, sizeof(Numbers));
+    Halves halves;
+#ifdef FASTQT_PANELS_X86
+    if constexpr (std::is_same_v<Number, float>) asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(numbers));
+    else
+#endif
+      std::memcpy(&halves, &numbers, sizeof(Halves));
+    to = __builtin_convertvector(halves, Pairs);
+  };
   const auto join = [&](int64_t at) {
-    Halves low, high;
-    std::memcpy(&low, first + at, sizeof(Halves));
-    std::memcpy(&high, second + at, sizeof(Halves));
-    const Pairs pairs = __builtin_convertvector(low, Pairs) | __builtin_convertvector(high, Pairs) << 16;
+    Pairs low, high;
+    read(first + at, low);
+    read(second + at, high);
+    const Pairs pairs = low | high << 16;
     std::memcpy(to + at, &pairs, sizeof(Pairs));
   };
+
   if (size < kLanes) {
-    for (int64_t i = 0; i < size; ++i) to[i] = first[i] | static_cast<uint32_t>(second[i]) << 16;
+    for (int64_t i = 0; i < size; ++i) to[i] = pair(first[i], second[i]);
     return;
   }
   for (int64_t i = 0; i + kLanes <= size; i += kLanes) join(i);
   if (size % kLanes != 0) join(size - kLanes);  // some of which were joined before
 }
 
-// A panel in pairs of a matrix of bfloat16, as below.
-template <int kLanes>
+// The same panel in pairs, of floats or of numbers of bfloat16: panel[k * width + i] has the numbers of columns 2 k and
+// 2 k + 1, the second of which is 0 beyond the last column.
+template <int kLanes, class Number>
 FASTQT_INLINE void pack_pairs(const Strided& from, int64_t rows, int64_t depth, uint32_t* panel, int64_t width) {
+  constexpr bool kRounded = std::is_same_v<Number, float>;
   const int64_t pairs = depth / 2;
   if (from.column_stride == 1 && from.row_stride != 1) {
-    // A pair lies together in memory, and moves as one.
-    pack_rows<kLanes>(from.data, from.row_stride * static_cast<int64_t>(sizeof(uint16_t)), rows, pairs, panel, width);
+    // The numbers of a pair lie together in memory.
+    const int64_t row_bytes = from.row_stride * static_cast<int64_t>(sizeof(Number));
+    pack_rows<kLanes, kRounded>(from.data, row_bytes, rows, pairs, panel, width);
   } else {
     for (int64_t k = 0; k < pairs; ++k) {
-      const auto *first = from.at<uint16_t>(0, 2 * k), *second = from.at<uint16_t>(0, 2 * k + 1);
+      const Number *first = from.at<Number>(0, 2 * k), *second = from.at<Number>(0, 2 * k + 1);
       uint32_t* const to = panel + k * width;
       if (from.row_stride == 1) {
         __builtin_prefetch(first + 8 * from.column_stride);
         __builtin_prefetch(second + 8 * from.column_stride);
         pair_lines(first, second, rows, to);
       } else {
-        for (int64_t i = 0; i < rows; ++i)
-          to[i] = first[i * from.row_stride] | static_cast<uint32_t>(second[i * from.row_stride]) << 16;
+        for (int64_t i = 0; i < rows; ++i) to[i] = pair(first[i * from.row_stride], second[i * from.row_stride]);
       }
     }
   }
 
   if (depth % 2 != 0)
-    for (int64_t i = 0; i < rows; ++i) panel[pairs * width + i] = *from.at<uint16_t>(i, depth - 1);
+    for (int64_t i = 0; i < rows; ++i) panel[pairs * width + i] = pair(*from.at<Number>(i, depth - 1), Number(0));
   if (rows < width)
     for (int64_t k = 0; k < (depth + 1) / 2; ++k) std::fill(panel + k * width + rows, panel + (k + 1) * width, 0u);
 }
 
-// The same panel in pairs: panel[k * width + i] has the numbers of columns 2 k and 2 k + 1, the second of which is 0
-// beyond the last column.
 template <int kLanes>
 FASTQT_INLINE void pack_panel(const Strided& from, int64_t rows, int64_t depth, uint32_t* panel, int64_t width) {
-  if (from.is_bfloat16) return pack_pairs<kLanes>(from, rows, depth, panel, width);
-  constexpr int64_t kColumns = 32;
-  alignas(64) float columns[kColumns * 64];  // of at most 64 rows, as floats
-  for (int64_t begin = 0; begin < depth; begin += kColumns) {
-    const int64_t count = std::min(kColumns, depth - begin);
-    pack_panel<kLanes>(from.from(0, begin), rows, count, columns, width);
-    if (count % 2 != 0) std::fill_n(columns + count * width, width, 0.0f);
-    for (int64_t k = 0; k < count; k += 2) {
-      const float* const pair = columns + k * width;
-      uint32_t* const to = panel + (begin + k) / 2 * width;
-#pragma omp simd
-      for (int64_t i = 0; i < width; ++i)
-        to[i] = rounded_upper_half(std::bit_cast<uint32_t>(pair[i])) >> 16 |
-                rounded_upper_half(std::bit_cast<uint32_t>(pair[width + i]));
-    }
-  }
+  if (from.is_bfloat16) pack_pairs<kLanes, uint16_t>(from, rows, depth, panel, width);
+  else pack_pairs<kLanes, float>(from, rows, depth, panel, width);
 }
 
 #endif
