@@ -1,7 +1,8 @@
-"""The GRU in float32 on ragged batches, beside torch.nn.GRU and the matrix products it is made of."""
+"""The GRU on ragged batches, beside torch.nn.GRU, the matrix products it is made of, and itself in bfloat16."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -71,7 +72,7 @@ def forward_and_backward(
         layer.zero_grad()
         x.grad = None
         output, _ = layer(batch._replace(data=x))
-        output.data.backward(upstream)
+        output.data.backward(upstream.to(output.data.dtype))
 
     return run
 
@@ -82,6 +83,10 @@ def forward(layer: torch.nn.Module, batch: PackedSequence) -> Callable[[], None]
         layer(batch)
 
     return run
+
+
+def in_bfloat16(layer: GRU, batch: PackedSequence) -> tuple[GRU, PackedSequence]:
+    return copy.deepcopy(layer).bfloat16(), batch._replace(data=batch.data.bfloat16())
 
 
 def torch_layer(layer: GRU) -> torch.nn.GRU:
@@ -108,6 +113,8 @@ def record(
         ratio_to_gemm=ours / seconds["gemm"],
         torch_ratio_to_gemm=seconds["torch"] / seconds["gemm"],
         speedup_over_torch=seconds["torch"] / ours,
+        bfloat16_seconds=seconds["bfloat16"],
+        bfloat16_speedup=ours / seconds["bfloat16"],
         **more,
     )
 
@@ -124,7 +131,11 @@ def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, r
     for name, run in {"peak_bytes": subject, "torch_peak_bytes": theirs}.items():
         run()  # allocates the gradients, as they are in the midst of training
         _, peaks[name] = growth_of_process(run)
-    others = {"gemm": products(layer, batch, backward=True), "torch": theirs}
+    others = {
+        "gemm": products(layer, batch, backward=True),
+        "torch": theirs,
+        "bfloat16": forward_and_backward(*in_bfloat16(layer, batch), upstream),
+    }
     record(benchmark, layer, batch, in_turns_with(benchmark, subject, others, rounds), **peaks)
 
 
@@ -132,5 +143,9 @@ def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, r
 def test_gru_forward(benchmark, H, B, rounds):
     torch.manual_seed(0)
     batch, layer = ragged_batch(B), GRU(W, H)
-    others = {"gemm": products(layer, batch, backward=False), "torch": forward(torch_layer(layer), batch)}
+    others = {
+        "gemm": products(layer, batch, backward=False),
+        "torch": forward(torch_layer(layer), batch),
+        "bfloat16": forward(*in_bfloat16(layer, batch)),
+    }
     record(benchmark, layer, batch, in_turns_with(benchmark, forward(layer, batch), others, rounds))

@@ -46,8 +46,9 @@ def peak_of(program: Path, dtype: str) -> float:
 
 def own_products(queries: Tensor, candidates: Tensor) -> dict[str, partial[None]]:
     """The three products by fastqt's micro-kernels, where it has such for this processor."""
-    level = 0 if ops.native_error is not None else torch.ops.fastqt.product_levels()[1]
-    if level == 0 or queries.dtype is not torch.float32:
+    levels = (0, 0, 0) if ops.native_error is not None else torch.ops.fastqt.product_levels()
+    level = levels[2] if queries.dtype is torch.bfloat16 else levels[1]
+    if level == 0:
         return {}
     scores = queries.new_empty(len(queries), len(candidates))
     outs = torch.empty_like(queries), torch.empty_like(candidates)

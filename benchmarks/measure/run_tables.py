@@ -203,7 +203,7 @@ def products_table(run: Run) -> str:
 
 
 def gru_table(run: Run) -> str:
-    header = ("GRU", "fastqt ms", "× GEMMs", "torch.nn.GRU × GEMMs", "faster")
+    header = ("GRU", "fastqt ms", "× GEMMs", "torch.nn.GRU × GEMMs", "faster", "bfloat16 : float32")
     return table(
         header,
         (
@@ -214,6 +214,7 @@ def gru_table(run: Run) -> str:
                 times(r["ratio_to_gemm"]),
                 times(r["torch_ratio_to_gemm"]),
                 times(r["speedup_over_torch"]),
+                times(r["bfloat16_speedup"]) if "bfloat16_speedup" in r else "–",
             )
             for r in rows_of(run, "test_gru_forward_and_backward")
             if r["torch_seconds"] is not None

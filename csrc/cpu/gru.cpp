@@ -17,6 +17,7 @@
 
 #include "cpu/checks.h"
 #include "cpu/gru_rows.h"
+#include "cpu/matrix.h"
 
 namespace fastqt {
 namespace {
@@ -227,9 +228,13 @@ void reset_before_backward_reset(
   });
 }
 
+// What a layer keeps of all words is new memory in each call, and its page faults would take as long as the gates.
+void large_pages(Tensor tensor) { ask_for_large_pages(tensor); }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
+  m.def("ask_for_large_pages_(Tensor(a!) tensor) -> ()");
   m.def(
       "gru_reset_after_(Tensor(a!) gates, Tensor recurrent, Tensor bias, Tensor state, Tensor(b!) hidden_n, "
       "Tensor(c!) next, Tensor(d!) final, Tensor(e!) output) -> ()");
@@ -251,6 +256,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("ask_for_large_pages_", TORCH_BOX(&large_pages));
   m.impl("gru_reset_after_", TORCH_BOX(&reset_after));
   m.impl("gru_reset_after_backward_", TORCH_BOX(&reset_after_backward));
   m.impl("gru_reset_before_", TORCH_BOX(&reset_before));

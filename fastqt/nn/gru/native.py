@@ -38,6 +38,13 @@ def supports_native(tensor: Tensor) -> bool:
     return NATIVE and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """The tensor itself, of new memory that is not yet touched: its first touch takes fewer page faults."""
+    if supports_native(tensor):
+        torch.ops.fastqt.ask_for_large_pages_(tensor)
+    return tensor
+
+
 def has_bfloat16_products() -> bool:
     """Whether this processor multiplies matrices that are rounded to bfloat16, and adds up in float32."""
     return NATIVE and _levels()[1] != 0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastqt.nn.gru.cells import Cell, ResetAfter, ResetBefore, combined_bias
-from fastqt.nn.gru.native import multiply
+from fastqt.nn.gru.native import in_large_pages, multiply
 
 CHUNK_TOKENS = 1024
 
@@ -163,11 +163,12 @@ def gru_fwd(
     # `cell.forward` reads the states of step k from step_states[k] and writes the new ones of the sequences
     # that go on to step_states[k + 1]. It writes the new states of the sequences that end to `final`.
     initial = h0.contiguous() if h0 is not None else input.new_zeros(batch, H)
-    output, hidden_n = input.new_empty(N if want_output else 0, H), input.new_empty(0, H)
+    output = in_large_pages(input.new_empty(N if want_output else 0, H))
+    hidden_n = input.new_empty(0, H)
     final = initial.clone()
     if save:
-        gates, states = input.new_empty(N, 3 * H), input.new_empty(N, H)
-        hidden_n = input.new_empty(N if cell.keeps_hidden_n else 0, H)
+        gates, states = in_large_pages(input.new_empty(N, 3 * H)), in_large_pages(input.new_empty(N, H))
+        hidden_n = in_large_pages(input.new_empty(N if cell.keeps_hidden_n else 0, H))
         for begin, rows, live in steps:
             states[begin + live : begin + rows] = initial[live:rows]
         step_states = [states[begin : begin + rows] for begin, rows, _ in steps]
@@ -263,7 +264,7 @@ def gru_bwd(
     grad_w_ih_reordered = torch.zeros_like(w_ih)
     grad_input = input.new_empty(input.shape if need_input else 0)
     grad_w_hh, grad_bias = torch.zeros_like(w_hh), input.new_zeros(4 * H)
-    workspace = input.new_empty(max(map(_token_count, chunks), default=0), 4 * H)
+    workspace = in_large_pages(input.new_empty(max(map(_token_count, chunks), default=0), 4 * H))
 
     for chunk in reversed(chunks):
         start, tokens = _first_token(chunk), _token_count(chunk)

@@ -34,7 +34,7 @@ PROGRAM = "tests/csrc/cpu/passes.cpp"
 INTERFACE = ("-O0", "-std=c++20", "-Icsrc")  # its flags: it only hands arguments over
 HEADERS = (
     *("csrc/cpu/row_passes.h", "csrc/cpu/gru_rows.h", "csrc/cpu/vector_math.h"),
-    *("csrc/cpu/panel_product.h", "csrc/cpu/micro_kernel.h"),
+    *("csrc/cpu/panel_product.h", "csrc/cpu/micro_kernel.h", "csrc/cpu/panel_packing.h"),
     "tests/csrc/cpu/vector_functions.h",
 )
 

@@ -89,6 +89,37 @@ def test_operands_may_be_rounded_to_bfloat16(m, n, k, transposed):
     assert ((out - exact).abs() <= limit).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["rows", "columns", "neither", "odd strides"])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (29, 50, 3), (13, 33, 2), (200, 71, 301), (16, 40, 4001), (15, 1100, 2049)]
+)
+def test_operands_in_bfloat16_are_rounded_once(m, n, k, layout, dtype):
+    """Sums are in float32, also those of a result in bfloat16 that are longer than a block of the depth."""
+    level = torch.ops.fastqt.product_levels()[2]
+    if level == 0:
+        pytest.skip("this processor multiplies no matrices of bfloat16")
+    generator = torch.Generator().manual_seed(k)
+
+    def operand(rows: int, columns: int) -> torch.Tensor:
+        """Without memory after the last number, so that a sanitizer sees what is read beyond it."""
+        if layout == "columns":
+            return torch.randn(columns, rows, generator=generator).bfloat16().t()
+        step, gap = {"rows": (1, 0), "neither": (3, 0), "odd strides": (1, 1 + columns % 2)}[layout]
+        stride = columns * step + gap
+        memory = torch.randn((rows - 1) * stride + (columns - 1) * step + 1, generator=generator).bfloat16()
+        return memory.as_strided((rows, columns), (stride, step))
+
+    a, b = operand(m, k), operand(k, n)
+    out = torch.full((m, n + 1), torch.nan, dtype=dtype)[:, :n]
+    torch.ops.fastqt.own_product_(out, a, b, 1.5, False, level)
+    exact = 1.5 * (a.double() @ b.double())
+    limit = 2 * torch.from_numpy(bound(a.float().numpy(), b.float().numpy())) + 2**-22 * exact.abs()
+    if dtype is torch.bfloat16:
+        limit += 2**-8 * (exact.abs() + limit)
+    assert ((out - exact).abs() <= limit).all()
+
+
 @pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_packed_matrices_have_the_same_products(bfloat16, threads):
@@ -122,7 +153,7 @@ def test_not_finite_numbers_reach_their_row_and_column_alone():
 def test_operands_that_do_not_fit_are_refused():
     a, b, out = torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(2, 4)
     best = torch.ops.fastqt.product_levels()[1]
-    for wrong in ((out, b, a), (out, a, a), (out.double(), a, b), (out[:, ::2], a, b[:, :2]), (out[0], a, b)):
+    for wrong in ((out, a.bfloat16(), b), (out, b, a), (out, a, a), (out.double(), a, b), (out[:, ::2], a, b[:, :2]), (out[0], a, b)):
         with pytest.raises(RuntimeError, match=r"out(, a, b)?: want"):
             torch.ops.fastqt.own_product_(*wrong, 1.0, False, best)
     with pytest.raises(RuntimeError, match="level: 7 is not one of this processor"):
