@@ -153,7 +153,15 @@ def test_not_finite_numbers_reach_their_row_and_column_alone():
 def test_operands_that_do_not_fit_are_refused():
     a, b, out = torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(2, 4)
     best = torch.ops.fastqt.product_levels()[1]
-    for wrong in ((out, a.bfloat16(), b), (out, b, a), (out, a, a), (out.double(), a, b), (out[:, ::2], a, b[:, :2]), (out[0], a, b)):
+    mixed = (out, a.bfloat16(), b)
+    for wrong in (
+        mixed,
+        (out, b, a),
+        (out, a, a),
+        (out.double(), a, b),
+        (out[:, ::2], a, b[:, :2]),
+        (out[0], a, b),
+    ):
         with pytest.raises(RuntimeError, match=r"out(, a, b)?: want"):
             torch.ops.fastqt.own_product_(*wrong, 1.0, False, best)
     with pytest.raises(RuntimeError, match="level: 7 is not one of this processor"):
