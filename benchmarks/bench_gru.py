@@ -1,4 +1,4 @@
-"""The GRU on ragged batches, beside torch.nn.GRU, the matrix products it is made of, and itself in bfloat16."""
+"""The GRU on ragged batches, beside torch.nn.GRU, the products it is made of, and itself in bfloat16."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from fastqt.problem import (
 from fastqt.steps import even_step
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
-# The same of scores in bfloat16, whose products are fastqt's own, and as fast with fewer rows: the scores of a
-# chunk stay in the cache, and their memory in the process.
+# The same of scores in bfloat16, where products are fastqt's own, and as fast with fewer rows: the scores of
+# a chunk stay in the cache, and their memory in the process.
 BFLOAT16_BYTES = 16 * 2**20
 LOW_BYTES = 16 * 2**20  # the same with memory="low"
 MIN_CHUNK_ROWS = 64
