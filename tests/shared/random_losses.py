@@ -71,8 +71,10 @@ class Call:
         computed = torch.promote_types(leaves[0].dtype, torch.float32)
         assert loss.dtype is computed
         scale = 1 + abs(float(self.inputs["scale"].detach() if "scale" in self.inputs else 1.0))
-        embeddings = [x for x in leaves if x.dim() == 2]
-        of_a_score = 4 * UNIT_ROUNDOFF[computed] * (embeddings[0].shape[1] + 16) * scale
+        embeddings = [x for x in leaves if x.dim() >= 2]
+        of_a_score = 4 * UNIT_ROUNDOFF[computed] * (embeddings[0].shape[-1] + 16) * scale
+        if embeddings[0].dim() == 3:  # the score of a text is the sum over its tokens
+            of_a_score *= embeddings[0].shape[1]
         if self.rounds_rows:
             of_a_score += 3 * UNIT_ROUNDOFF[embeddings[0].dtype] * scale
         rows = len(embeddings[0])
@@ -83,7 +85,7 @@ class Call:
             assert (found.dtype, found.shape) == (x.dtype, x.shape)
             bound = of_a_score * (1 if reduction == "mean" else rows)
             if x.dim():
-                bound = bound * scale / x.detach().double().norm(dim=1, keepdim=True)
+                bound = bound * scale / x.detach().double().norm(dim=-1, keepdim=True)
             else:  # the parts of a scale's gradient are added up in its dtype
                 bound = bound + 8 * UNIT_ROUNDOFF[x.dtype] * rows
             bound = bound + 2 * UNIT_ROUNDOFF[x.dtype] * gradient.abs() + torch.finfo(x.dtype).tiny
@@ -254,6 +256,35 @@ def classes_with_a_margin(function: Formula, maker: Maker) -> Call:
     return Call(function, inputs, {**maker.engine(), "margin": margin}, formula, rounds_rows=True)
 
 
+def maxsim_of_tokens(maker: Maker) -> Call:
+    """Tokens of queries and of at least as many documents, some of them padding."""
+    dtype = maker.choice(OF_ENGINES[:2])
+    maker.noted(str(dtype).removeprefix("torch."))
+    M, Tq, Td = (maker.source.integer(first, first + 3) for first in (maker.N, 1, 1))
+
+    def tokens(texts: int, count: int) -> Tensor:
+        x = maker.rng.normal(size=(texts, count, maker.D)) * maker.choice(MAGNITUDES)
+        return torch.from_numpy(x).to(dtype).requires_grad_()
+
+    def is_token(texts: int, count: int) -> Tensor:
+        return torch.from_numpy(maker.rng.random((texts, count)) < 0.7)
+
+    inputs = {"queries": tokens(maker.N, Tq), "documents": tokens(M, Td), "scale": maker.scale()}
+    inputs |= {"query_mask": is_token(maker.N, Tq), "document_mask": is_token(M, Td)}
+    inputs["document_mask"][: maker.N, 0] = True  # those of queries need a token
+
+    def formula(
+        queries: Tensor, documents: Tensor, scale: Tensor, query_mask: Tensor, document_mask: Tensor
+    ) -> Tensor:
+        a, b = (F.normalize(x, dim=-1) for x in (queries, documents))
+        cells = torch.einsum("ntd,mud->nmtu", a, b).masked_fill(~document_mask[None, :, None], -torch.inf)
+        best = cells.amax(3).masked_fill(~query_mask[:, None], 0).sum(2)
+        best = best.masked_fill(~document_mask.any(1), -torch.inf)
+        return F.cross_entropy(scale * best, torch.arange(len(a)), reduction="none")
+
+    return Call(fastqt.maxsim_loss, inputs, maker.reduction(), formula)
+
+
 KINDS: dict[str, Callable[[Maker], Call]] = {
     "cosent": partial(ranked, fastqt.cosent_loss),
     "angle": partial(ranked, fastqt.angle_loss),
@@ -264,4 +295,5 @@ KINDS: dict[str, Callable[[Maker], Call]] = {
     "hcl": hard,
     "cosface": partial(classes_with_a_margin, fastqt.cosface_loss),
     "arcface": partial(classes_with_a_margin, fastqt.arcface_loss),
+    "maxsim": maxsim_of_tokens,
 }
