@@ -146,6 +146,10 @@ def _quickthoughts() -> list[Run]:
         Run("bi-GRU", {**recurrent, "encoder": "bigru"}),
         Run("combine", {**recurrent, "encoder": "combine"}),
         Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "trained-dim": 300}),
+        *(
+            Run(f"{name} in bfloat16", {**recurrent, "encoder": encoder, "precision": "bfloat16"})
+            for name, encoder in (("uni-GRU", "gru"), ("bi-GRU", "bigru"), ("combine", "combine"))
+        ),
     ]
 
 

@@ -36,8 +36,10 @@ def cached_backward(
     It takes the place of `loss(*embeddings).backward()`, with the same gradients: the encoders run once
     without graph, the loss gives the gradient of every embedding, and the encoders run a second time, chunk
     by chunk, to send these to their parameters. One chunk keeps its graph from the first time, so that a
-    batch of one chunk costs what a plain step does. Dropout draws the same numbers both times, and autocast
-    is as it was. Call it under autocast if the loss is to run there; the backward passes leave it.
+    batch of one chunk costs what a plain step does; of 16 chunks or more none does, unless ranks reduce
+    gradients, so that the memory of a graph is not added to that of the loss. Dropout draws the same numbers
+    both times, and autocast is as it was. Call it under autocast if the loss is to run there; the backward
+    passes leave it.
 
     Gradients are added to `.grad`, so several calls accumulate. Under DistributedDataParallel and FSDP2
     they are reduced once a call, after the last chunk of each module, or not at all if the call is inside

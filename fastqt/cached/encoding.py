@@ -1,8 +1,8 @@
 """The two passes of the encoders over one batch.
 
-The first pass encodes chunk by chunk and keeps the graph of one chunk alone. When the gradients of all
-embeddings are known, the second pass encodes the other chunks again, each with the random numbers and the
-autocast that it had, and sends its rows' gradients through its graph at once.
+The first pass encodes chunk by chunk and keeps the graph of one chunk alone, or of none if there are many.
+When the gradients of all embeddings are known, the second pass encodes the other chunks again, each with the
+random numbers and the autocast that it had, and sends its rows' gradients through its graph at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from fastqt.options import Recheck
 from fastqt.torch_modes import tf32_allowed
 
 CHECKS: tuple[str, ...] = get_args(Recheck)
+# From so many chunks on, no graph is kept while the loss runs: its memory would be added to that of the loss.
+# The chunk is encoded once more instead, which is less than 2 % of the work of so many chunks.
+MANY_CHUNKS = 16
 
 
 @dataclass
@@ -100,7 +103,7 @@ class Encoding:
 
         self._leaves: list[Tensor] | None = None
         self.embeddings: list[Tensor] = []
-        self._kept: tuple[Chunk, Tensor] | None = None
+        self._kept: tuple[Chunk, Tensor | None] | None = None  # with the output that has the graph
         self._states: dict[Chunk, RandomStates] = {}
         self._compared: set[int] = set()  # towers
 
@@ -163,9 +166,12 @@ class Encoding:
         self._sums: list[Tensor | None] = [None] * len(self._leaves or ())
         last = self._last_chunks()
 
-        kept, self._kept = self._kept, None
-        # The kept chunk comes first, so that its graph is gone when the next one is made.
-        chunks = [kept[0], *(c for c in self.chunks if c != kept[0])] if kept else []
+        first, output = self._kept or (None, None)
+        self._kept, chunks = None, [chunk for chunk in self.chunks if first not in (None, chunk)]
+        if first is not None:
+            # A graph that was kept comes first, so that it is gone when the next one is made. Without it the
+            # same chunk comes last: the one that is compared has then been encoded without graph before.
+            chunks.insert(len(chunks) if output is None else 0, first)
 
         with torch.enable_grad(), random_states_kept():
             for chunk in chunks:
@@ -173,12 +179,12 @@ class Encoding:
                 # Without a gradient there is nothing to do but to take part in the other ranks' reduction.
                 if tower.trainable and (gradient is not None or tower.modules):
                     with without_reduction(self._held_back(chunk, last)):
-                        if kept is not None:
-                            self._backward(chunk, kept[1], gradient)
+                        if output is not None:
+                            self._backward(chunk, output, gradient)
                         else:
                             set_random_states(self._states[chunk])
                             self._encode_again(chunk, gradient)
-                kept = None
+                output = None
         return self._sums
 
     def _keep(self, chunk: Chunk) -> Tensor:
@@ -186,7 +192,9 @@ class Encoding:
         with without_reduction(self._held_back(chunk, self._last_chunks())):
             output = self._encode(chunk)
         if output.requires_grad:
-            self._kept = chunk, output
+            # Where ranks reduce gradients, their forward and backward passes have to come in pairs.
+            keeps = len(self.chunks) < MANY_CHUNKS or any(tower.modules for tower in self.towers)
+            self._kept = chunk, output if keeps else None
         else:
             self.towers[chunk.tower].trainable = False
         return output.detach()

@@ -9,6 +9,7 @@ import torch
 
 import fastqt
 from fastqt.cached import cached_embeddings
+from fastqt.cached.encoding import MANY_CHUNKS
 from tests.shared.small_encoders import batch, distance, encoded_in_chunks, encoder, gradients_of
 from tests.shared.tolerances import FLOAT64
 
@@ -257,7 +258,7 @@ class Gauge:
                 gauge.live -= size
 
         held = Held()
-        held.tensor = x
+        held.tensor = x.detach()  # with its graph an output would keep itself alive
         return held
 
     def most_of(self, step) -> int:
@@ -286,6 +287,37 @@ def test_the_memory_of_graphs_is_that_of_one_chunk_whatever_the_batch(form):
     assert gauge.most_of(lambda: model(batch(64)).sum().backward()) > 4 * one_chunk
     for rows in (8, 64, 640):
         assert gauge.most_of(lambda rows=rows: step(rows)) == one_chunk
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_graphs_of_many_chunks_are_gone_while_the_loss_runs(towers):
+    model, x, gauge, live, calls = encoder(), batch(MANY_CHUNKS), Gauge(), [], []
+
+    def loss(*z):
+        live.append(gauge.live)
+        return fastqt.info_nce_loss(z[0], z[-1].roll(1, 0))
+
+    torch.manual_seed(5)
+    loss(*(encoded_in_chunks(model, x, 1) for _ in range(towers))).backward()
+    wanted = gradients_of(model)
+
+    def step(chunk_size):
+        model.zero_grad()
+        calls.clear()
+        torch.manual_seed(5)
+        gauge.most_of(
+            lambda: fastqt.cached_backward([model] * towers, [x] * towers, loss, chunk_size=chunk_size)
+        )
+        return live[-1], calls.count(True), calls.count(False)
+
+    model.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    chunks = towers * MANY_CHUNKS
+    assert step(1) == (0, chunks + 1, chunks - 1)
+    assert distance(gradients_of(model), wanted) <= FLOAT64
+
+    kept, *counts = step(2 * towers)
+    assert kept > 0
+    assert counts == [MANY_CHUNKS // 2, MANY_CHUNKS // 2 - 1]
 
 
 def test_an_empty_batch_gives_gradients_of_zero():

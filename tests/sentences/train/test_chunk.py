@@ -144,7 +144,7 @@ print(step, loss)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not report the memory")
-def test_a_large_batch_in_chunks_needs_the_memory_of_a_small_one_and_of_its_loss(tmp_path):
+def test_a_large_batch_in_chunks_needs_the_memory_of_a_small_one_and_of_its_embeddings(tmp_path):
     draw = random.Random(0)
     words = [f"w{number}" for number in range(500)]
     corpus = tmp_path / "text.txt"
