@@ -1,0 +1,63 @@
+"""Dropout on a CPU keeps each element by itself with the given probability, and keeps the expected value."""
+
+import math
+
+import pytest
+import torch
+
+from fastqt.nn.dropout import Dropout
+
+SHAPE = (400, 501)  # no multiple of the four elements of a draw
+
+
+def kept_by(dropout, x):
+    return dropout(x) != 0
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_elements_are_kept_independently_with_their_probability(p):
+    torch.manual_seed(0)
+    x = torch.ones(SHAPE, dtype=torch.float64)
+    kept = kept_by(Dropout(p), x).double().flatten()
+    deviation = math.sqrt(p * (1 - p) / x.numel())
+    assert abs(kept.mean() - (1 - p)) < 5 * deviation
+
+    # Elements of one draw, of neighbouring draws and of neighbouring rows say nothing of each other.
+    centred = kept - (1 - p)
+    for lag in (1, 2, 3, 4, 501):
+        covariance = (centred[lag:] * centred[:-lag]).mean()
+        assert abs(covariance) < 5 * deviation * math.sqrt(p * (1 - p))
+
+
+def test_values_and_gradients_are_scaled_so_that_the_mean_is_that_of_the_input():
+    torch.manual_seed(1)
+    x = torch.randn(SHAPE, dtype=torch.float64).requires_grad_()
+    y = Dropout(0.3)(x)
+    y.sum().backward()
+    scale = 65536 / (65536 - round(0.3 * 65536))
+    kept = y != 0
+    assert torch.equal(y[kept], x[kept] * scale)
+    assert torch.equal(x.grad, kept.double() * scale)
+    assert scale == pytest.approx(1 / 0.7, rel=1e-5)
+
+
+def test_masks_follow_the_generator():
+    x, dropout = torch.ones(7, 5, 3).transpose(0, 2), Dropout(0.5)
+    torch.manual_seed(2)
+    first, second = kept_by(dropout, x), kept_by(dropout, x)
+    torch.manual_seed(2)
+    assert torch.equal(kept_by(dropout, x), first)
+    assert not torch.equal(first, second)
+    assert dropout(x.bfloat16()).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-7, 1.0])
+def test_extremes_are_those_of_torch(p):
+    x = torch.randn(20, 20)
+    assert torch.equal(Dropout(p)(x), torch.nn.Dropout(p)(x))
+
+
+def test_evaluation_and_empty_inputs_change_nothing():
+    x = torch.randn(3, 4)
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+    assert Dropout(0.5)(x[:0]).shape == (0, 4)
