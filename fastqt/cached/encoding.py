@@ -106,6 +106,7 @@ class Encoding:
         self._kept: tuple[Chunk, Tensor | None] | None = None  # with the output that has the graph
         self._states: dict[Chunk, RandomStates] = {}
         self._compared: set[int] = set()  # towers
+        self._sparse_rows: dict[Tensor, int] = {}  # of the gradients of tables, when they were last added up
 
     @property
     def trainable(self) -> list[bool]:
@@ -222,12 +223,28 @@ class Encoding:
         with self.autocast.off():
             if self._leaves is None:
                 torch.autograd.backward(output, part)
+                if not self.towers[chunk.tower].modules:
+                    self._sum_sparse_rows(self.towers[chunk.tower])
                 return
             gradients = torch.autograd.grad(output, self._leaves, part, allow_unused=True)
         for i, g in enumerate(gradients):
             if g is not None:
                 total = self._sums[i]
                 self._sums[i] = g.clone() if total is None else total.add_(g)  # parameters may share a g
+
+    def _sum_sparse_rows(self, tower: Tower) -> None:
+        """Adds up the rows of sparse gradients that several chunks have.
+
+        Autograd adds sparse tensors by appending their rows, so that a table's gradient would grow with the
+        batch. It is added up whenever it has grown to twice what was left the last time.
+        """
+        for parameter in _parameters(tower):
+            gradient = parameter.grad
+            if gradient is None or gradient.layout is not torch.sparse_coo or gradient.is_coalesced():
+                continue
+            if gradient._nnz() > 2 * self._sparse_rows.get(parameter, 0):
+                parameter.grad = gradient.coalesce()
+                self._sparse_rows[parameter] = parameter.grad._nnz()
 
     def _last_chunks(self) -> dict[nn.Module, Chunk]:
         """The chunk after which each module that reduces gradients is to do so."""

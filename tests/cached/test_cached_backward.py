@@ -320,6 +320,21 @@ def test_graphs_of_many_chunks_are_gone_while_the_loss_runs(towers):
     assert counts == [MANY_CHUNKS // 2, MANY_CHUNKS // 2 - 1]
 
 
+def test_a_sparse_gradient_does_not_grow_with_the_batch():
+    table = torch.nn.Embedding(10, 3, sparse=True, dtype=torch.float64)
+    words = torch.randint(10, (400, 5), generator=torch.Generator().manual_seed(6))
+    fastqt.info_nce_loss(table(words).sum(1), table(words).sum(1).roll(1, 0)).backward()
+    wanted = table.weight.grad.to_dense()
+    table.weight.grad = None
+
+    def loss(z):
+        return fastqt.info_nce_loss(z, z.roll(1, 0))
+
+    fastqt.cached_backward(lambda x: table(x).sum(1), words, loss, chunk_size=4)
+    assert table.weight.grad._nnz() <= 2 * 10 + 4 * 5
+    assert distance([table.weight.grad.to_dense()], [wanted]) <= FLOAT64
+
+
 def test_an_empty_batch_gives_gradients_of_zero():
     """A rank without rows takes part in the reduction with zeros."""
     model = encoder()
