@@ -1,6 +1,6 @@
 """An emulator of NVIDIA's GPUs at the level of PTX, for the kernels of this project.
 
-It executes what a compiler has made of a kernel, not the kernel's source, on the memory of this process,
+It executes what Triton or nvcc has made of a kernel, not the kernel's source, on the memory of this process,
 and reports what a GPU would not tell: accesses beyond what a kernel may touch, races by vector clocks,
 reads of what nobody has written or of copies that are not waited for, different values stored to one
 address, warps that have parted where they must be together, and threads that wait for ever. It counts what

@@ -58,6 +58,19 @@ def fma_rz(a: Array, b: Array, c: Array) -> Array:
     return np.where(beyond & np.isfinite(total), np.nextafter(nearest, np.float32(0)), nearest)
 
 
+def fma_rm(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float32, rounded towards minus infinity."""
+    total, missing = _exact(a, b, c)
+    nearest = total.astype(np.float32)
+    above = (nearest > total) | ((nearest == total) & (missing < 0))
+    return np.where(above & np.isfinite(total), np.nextafter(nearest, np.float32(-np.inf)), nearest)
+
+
+def saturated(x: Array) -> Array:
+    """.sat of a float: clamped to [0, 1], NaN as 0."""
+    return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))
+
+
 def fma_bf16(a: Bits, b: Bits, c: Bits) -> Bits:
     """a * b + c of bfloat16, or of each of two in 32 bits, rounded once."""
     if a.dtype == np.uint32:
@@ -152,6 +165,15 @@ def bfe(a: Array, position: Array, length: Array, *, signed: bool) -> Array:
         sign = np.where(length > 0, np.int64(1) << np.maximum(length - 1, 0), np.int64(0))
         field = (field ^ sign) - sign
     return (field & np.int64(0xFFFFFFFF)).astype(np.uint32)
+
+
+def bfi(a: Bits, b: Bits, position: Array, length: Array) -> Bits:
+    """b, with the lower `length` bits of a in place of its own from `position` on."""
+    bits, one = 8 * a.itemsize, a.dtype.type(1)
+    position, length = (x & np.uint32(255) for x in (position, length))
+    ones = shift_left(np.full(a.shape, one), length, bits) - one
+    mask = shift_left(ones, position, bits)
+    return (b & ~mask) | (shift_left(a, position, bits) & mask)
 
 
 def shift_left(a: Bits, by: Array, bits: int) -> Bits:

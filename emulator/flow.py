@@ -117,20 +117,26 @@ def registers_of(operand: Operand) -> list[str]:
     return [x for x in (name.lstrip("!-") for name in names) if x.startswith("%") and not is_special(x)]
 
 
+SPECIAL = ("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid")
+
+
 def is_special(name: str) -> bool:
-    return name.split(".")[0] in ("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid")
+    return name.split(".")[0] in SPECIAL or name.startswith("%envreg")
 
 
 # Instructions that write no register, by the beginnings of their names with modifiers.
 _WRITE_NOTHING = (
     *("st.", "stmatrix", "bra", "brx", "bar", "ret", "exit", "red.", "fence", "membar", "cp.", "prefetch"),
     *("setmaxnreg", "wgmma.fence", "wgmma.commit", "wgmma.wait", "mbarrier.init", "mbarrier.inval"),
+    *("call", "trap"),
 )
 
 
 def written(instruction: Instruction) -> list[str]:
     """The registers that an instruction writes."""
     name = ".".join((instruction.name, *instruction.modifiers))
+    if name.startswith("st.param"):  # of a call, whose parameters are registers here
+        return registers_of(instruction.operands[0])
     if name.startswith(_WRITE_NOTHING) or not instruction.operands:
         return []
     return registers_of(instruction.operands[0])

@@ -71,10 +71,10 @@ class OfRegisters(Writer):
             a, b, c = (f"th.array({self.value(str(x), i.type)})" for x in i.operands[1:4])
             self.write(i.operands[0], i.type, f"a.fma_bf16({a}, {b}, {c})")
             return
-        rounding = "rz" if "rz" in i.modifiers and i.type == "f32" else "rn"
+        rounding = next((x for x in ("rz", "rm") if x in i.modifiers and i.type == "f32"), "rn")
         if i.type not in ("f32", "f64") or rounding not in i.modifiers or "sat" in i.modifiers:
             self.unknown(i.text)
-        of_f32 = "fma_rz" if rounding == "rz" else "fma_f32"
+        of_f32 = {"rz": "fma_rz", "rm": "fma_rm", "rn": "fma_f32"}[rounding]
         a, b, c = (self.value(str(x), i.type) for x in i.operands[1:4])
         if i.type == "f64":
             expression = f"a.fma_f64({a}, {b}, {c})"
@@ -207,6 +207,11 @@ class OfRegisters(Writer):
         a, position, length = (self.value(str(x), "b32") for x in i.operands[1:4])
         self.write(i.operands[0], "b32", f"a.bfe({a}, {position}, {length}, signed={i.type == 's32'})")
 
+    def do_bfi(self, i: Instruction) -> None:
+        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+        position, length = (self.value(str(x), "b32") for x in i.operands[3:5])
+        self.write(i.operands[0], i.type, f"a.bfi(th.array({a}), {b}, {position}, {length})")
+
     def do_clz(self, i: Instruction) -> None:
         self.write(i.operands[0], "b32", f"a.leading_zeros({self.value(str(i.operands[1]), 'b32')})")
 
@@ -278,7 +283,9 @@ class OfRegisters(Writer):
         to, source = i.modifiers[-2:]
         rounding = next((x for x in i.modifiers if x in ROUNDINGS), None)
         flushed = "ftz" in i.modifiers
-        if {"sat", "relu", "rz", "rm", "rp"} & set(i.modifiers[:-2]):
+        if {"relu", "rz", "rm", "rp"} & set(i.modifiers[:-2]):
+            self.unknown(i.text)
+        if "sat" in i.modifiers and (to, source) != ("f32", "f32"):
             self.unknown(i.text)
 
         if to in ("bf16x2", "f16x2"):
@@ -301,6 +308,8 @@ class OfRegisters(Writer):
             expression = f"a.to_integer(np.{ROUNDINGS[rounding or 'rzi']}({a}), {to})"
         elif is_float(source) and rounding:
             expression = f"np.{ROUNDINGS[rounding]}({a}).astype({to})"
+        elif "sat" in i.modifiers:
+            expression = f"a.saturated({a})"
         else:
             expression = f"{a}.astype({to})"
         self.write(i.operands[0], to, expression)

@@ -19,7 +19,7 @@ from emulator.asynchronous import BulkCopies, MBarriers, Products, TensorMap
 from emulator.blocks import Translated, translate
 from emulator.flow import order_of_execution, polls
 from emulator.late import LateMemory
-from emulator.memory import UNSIGNED, Copies, Memory, Region, Shared
+from emulator.memory import UNSIGNED, Copies, Memory, Region, Shared, region_at
 from emulator.order import Clocks
 from emulator.ptx import Kernel
 from emulator.reports import Report, Reports
@@ -31,6 +31,8 @@ Array = NDArray[Any]
 # Whose turn it is. In lockstep all warps of all blocks do the same as long as they can. Otherwise one warp of
 # each block goes on until it waits ("alone"), or until the end of a basic block, when any may ("random").
 SCHEDULES = ("lockstep", "alone", "random")
+
+_PARAMETERS, _APART = 0x40000000, 0x1000  # the address of the first parameter, and to the next one's
 
 PATIENCE = 2  # turns, of which one is of those who have not had one for longest
 
@@ -102,10 +104,12 @@ class Machine:
         grid: the blocks along x, y and z.
         arguments: of the kernel's parameters, by their places: integers, floats, or bytes.
         memory: what it may touch, without overlap.
-        shared: the bytes of shared memory of a block.
+        shared: the bytes of shared memory of a block, those of the module's own variables among them.
         reports: where faults go.
         schedule: one of SCHEDULES; "random" draws from `seed`.
         late: whether a block sees the stores of others as late as the memory model allows.
+        environment: what the driver tells the kernel in %envreg registers, by their numbers. In 1 and 2 a
+            cooperative launch has the upper and the lower half of the address of the grid's barrier.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Machine:
         tensor_maps: Mapping[str, TensorMap] | None = None,
         *,
         late: bool = False,
+        environment: Mapping[int, int] | None = None,
     ) -> None:
         self.kernel, self.grid, self.threads = kernel, grid, kernel.threads
         self.blocks = grid[0] * grid[1] * grid[2]
@@ -136,6 +141,9 @@ class Machine:
         )
         self.warps_of_block = self.threads // WARP
         self.clocks = Clocks(self.blocks, self.warps_of_block)
+        self.environment = dict(environment or {})
+        self.constants = {name: np.frombuffer(x, np.uint8).copy() for name, x in kernel.constants.items()}
+        memory = [*memory, *(region_at(x.ctypes.data, x.size) for x in self.constants.values())]
         in_order = sorted(memory, key=lambda region: region.address)
         of_grid = LateMemory if late else Memory
         self.global_memory = of_grid(self, self.clocks, in_order, grain(kernel, "global"), written=True)
@@ -242,15 +250,19 @@ class Machine:
 
     def _turn_of_longest(self, ready: list[Threads]) -> tuple[Threads, list[Threads]] | None:
         """Of threads that have been ready for longest those of whose warps no part is behind, if any."""
-        for at in dict.fromkeys(x.block_of_code for x in ready):
-            here = Threads.joined([x for x in ready if x.block_of_code == at])
-            others = [x for x in ready if x.block_of_code != at]
+        for at, warp in dict.fromkeys((x.block_of_code, self._warp_of(x)) for x in ready):
+            here = Threads.joined([x for x in ready if (x.block_of_code, self._warp_of(x)) == (at, warp)])
+            others = [x for x in ready if (x.block_of_code, self._warp_of(x)) != (at, warp)]
             behind = [x.warp for x in others if self.ranks[x.block_of_code] < self.ranks[at]]
             waits = np.isin(here.warp, np.concatenate([here.warp[:0], *behind]))
             if not waits.all():
                 stay = [here.some(waits, at)] if waits.any() else []
                 return here.some(~waits, at), [*others, *stay]
         return None
+
+    def _warp_of(self, threads: Threads) -> int:
+        """The warp of each block that these threads are of, which stay apart unless all go in lockstep."""
+        return 0 if self.schedule == "lockstep" else int(threads.warp_of_block[0])
 
     def _branched(self, threads: Threads, taken: Array | None, code: Translated) -> list[Threads]:
         assert code.target is not None
@@ -333,7 +345,29 @@ class Machine:
 
     def parameter_address(self, name: str) -> int:
         """Where a parameter lies, for those of which the address is taken."""
-        return 0x40000000 + 0x1000 * list(self.kernel.parameters).index(name)
+        return _PARAMETERS + _APART * list(self.kernel.parameters).index(name)
+
+    def parameters_at(self, address: Array, kind: Any) -> Array:
+        """What lies at addresses of parameters, each thread's own."""
+        names, (places, of_threads) = list(self.kernel.parameters), np.unique(address, return_inverse=True)
+        numbers, offsets = np.divmod(places.astype(np.int64) - _PARAMETERS, _APART)
+        values = [self.parameter(names[n], offset, kind) for n, offset in zip(numbers, offsets, strict=True)]
+        return np.array(values, kind)[of_threads]
+
+    def constant_address(self, name: str) -> int:
+        """Where an initialised variable of the module lies."""
+        return int(self.constants[name].ctypes.data)
+
+    def text_at(self, address: int) -> str:
+        """The text that an initialised variable of the module holds."""
+        text = next((x for x in self.constants.values() if x.ctypes.data == int(address)), None)
+        return f"{int(address):#x}" if text is None else text.tobytes().rstrip(b"\0").decode()
+
+    def fail(self, threads: Threads, what: str) -> None:
+        """Ends the launch, as a failed assertion and a trap do."""
+        line = self.code[threads.block_of_code].block.instructions[threads.at].line
+        first = f"block {threads.block[0]}, thread {threads.number[0] % self.threads}"
+        raise StoppedError(f"{self.kernel.name}, {line}: {first}: {what}")
 
     def whole_warps(self, threads: Threads, at: int) -> bool:
         """Whether the warps have come together, as an instruction with .sync or .aligned asks."""

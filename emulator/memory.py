@@ -256,9 +256,11 @@ class Copies:
         wanted = np.ones(threads.n, bool) if where is None else where
         width = min(size, 8)
         has = wanted if taken is None else wanted & (taken > 0)
-        if taken is not None and ((taken != 0) & (taken != size) & wanted).any():
-            raise NotImplementedError("cp.async of a part of its bytes")
-        values = memory.load(threads, source, has, width, size // width)
+        values = memory.load(
+            threads, source, has if taken is None else has & (taken == size), width, size // width
+        )
+        if taken is not None and (partial := has & (taken != size)).any():
+            self._take_some(threads, source, partial, taken, values)
         lanes, places, region = shared._checked(threads, to, wanted, width, size // width)
         if not lanes.size:
             return
@@ -278,6 +280,24 @@ class Copies:
                 "values": np.stack([value[lanes] for value in values], 1),
             }
         )
+
+    def _take_some(
+        self, threads: Any, source: Array, partial: Array, taken: Array, values: list[Array]
+    ) -> None:
+        """The first `taken` bytes of those threads that take a part of their bytes."""
+        memory, width = self.machine.global_memory, values[0].itemsize
+        size = width * len(values)
+        askew = np.flatnonzero(partial & (source.astype(np.uint64) % np.uint64(size) != 0))
+        if askew.size:
+            self.machine.report(threads, "alignment", askew, source, f"want a multiple of {size}")
+        parts = np.stack(values, 1).view(np.uint8)  # (threads, size)
+        for k in range(size):
+            where = partial & (taken > k)
+            if where.any():
+                (loaded,) = memory.load(threads, source + np.uint64(k), where, 1, 1)
+                parts[where, k] = loaded[where]
+        for k, value in enumerate(values):
+            value[:] = parts[:, k * width : (k + 1) * width].copy().view(value.dtype)[:, 0]
 
     def commit(self, threads: Any, where: Array | None) -> None:
         self.groups[threads.number if where is None else threads.number[where]] += 1

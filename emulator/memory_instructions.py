@@ -22,10 +22,13 @@ class Instructions(OfRegisters):
 
     def do_shfl(self, i: Instruction) -> None:
         result, source, lane, clamp, members = i.operands
-        if str(members) not in ("-1", "0xffffffff") or "|" in str(result):
-            self.unknown(i.text)
+        self.all_members(members)
         a, b, c = self.value(str(source), "b32"), self.value(str(lane), "b32"), self.value(str(clamp), "b32")
-        self.write(result, "b32", f'm.warps.shuffle(th, "{i.modifiers[1]}", {a}, {b}, {c})')
+        taken, (register, *inside) = self.variable(), str(result).split("|")
+        self.line(f'{taken} = m.warps.shuffle(th, "{i.modifiers[1]}", {a}, {b}, {c})')
+        self.write(register, "b32", f"{taken}[0]")
+        for predicate in inside:
+            self.write(predicate, "pred", f"{taken}[1]")
 
     def do_redux(self, i: Instruction) -> None:
         a = self.value(str(i.operands[1]), i.type)
@@ -43,9 +46,15 @@ class Instructions(OfRegisters):
 
     def do_bar(self, i: Instruction) -> None:
         """bar.warp.sync; all others end a block."""
-        if i.modifiers[:2] != ("warp", "sync") or str(i.operands[0]) not in ("-1", "0xffffffff"):
+        if i.modifiers[:2] != ("warp", "sync"):
             self.unknown(i.text)
+        self.all_members(i.operands[0])
         self.line("m.whole_warps(th, th.at)")
+
+    def all_members(self, mask: Operand) -> None:
+        """Instructions between some lanes of a warp, and not all, are unknown."""
+        if str(mask) not in ("-1", "0xffffffff"):
+            self.line(f"m.warps.want_all(th.array({self.value(str(mask), 'b32')}))")
 
     def do_setmaxnreg(self, i: Instruction) -> None:
         """Registers are not counted here."""
@@ -122,18 +131,14 @@ class Instructions(OfRegisters):
 
     def do_ld(self, i: Instruction) -> None:
         space = self.space(i)
+        to = i.operands[0] if isinstance(i.operands[0], tuple) else (i.operands[0],)
+        width = bits_of(i.type) // 8
         if space == "param":
-            assert isinstance(i.operands[1], Address)
-            place = i.operands[1]
-            self.write(
-                i.operands[0], i.type, f'th.full(m.parameter("{place.base}", {place.offset}, {i.type}))'
-            )
+            self.load_parameter(i, to, width)
             return
         address = self.address(i.operands[1], 64 if space == "global" else 32)
         where = self.guard or "None"
-        to = i.operands[0] if isinstance(i.operands[0], tuple) else (i.operands[0],)
         loaded = self.variable()
-        width = bits_of(i.type) // 8
         wanted = f"th, {address}, {where}, {width}, {len(to)}"
         if space == "global" and {*ORDERS, "volatile"} & {*i.modifiers}:
             self.line(f"{loaded} = m.strong.load({wanted}, {self.ordering(i, 'relaxed')})")
@@ -142,8 +147,23 @@ class Instructions(OfRegisters):
         for k, register in enumerate(to):
             self.write(register, i.type, f"{loaded}[{k}].view({i.type})")
 
+    def load_parameter(self, i: Instruction, to: tuple[Operand, ...], width: int) -> None:
+        """ld.param of the kernel's parameters, by their names or by an address in one of them."""
+        place = i.operands[1]
+        assert isinstance(place, Address)
+        for k, register in enumerate(to):
+            offset = place.offset + k * width
+            if place.base in self.kernel.parameters:
+                value = f'th.full(m.parameter("{place.base}", {offset}, {i.type}))'
+            else:
+                value = f"m.parameters_at({self.address(Address(place.base, offset), 64)}, {i.type})"
+            self.write(register, i.type, value)
+
     def do_st(self, i: Instruction) -> None:
         space = self.space(i)
+        if space == "param":
+            self.give_parameter(i)
+            return
         address = self.address(i.operands[0], 64 if space == "global" else 32)
         source = i.operands[1] if isinstance(i.operands[1], tuple) else (str(i.operands[1]),)
         kind = storage(i.type)
@@ -153,6 +173,26 @@ class Instructions(OfRegisters):
             self.line(f"m.strong.store({stored}, {self.ordering(i, 'relaxed')})")
         else:
             self.line(f"m.{space}_memory.store({stored})")
+
+    def give_parameter(self, i: Instruction) -> None:
+        """st.param, which gives a function that is called a parameter."""
+        place = i.operands[0]
+        if not isinstance(place, Address) or place.offset or isinstance(i.operands[1], tuple):
+            self.unknown(i.text)
+            return
+        kind = storage(i.type)
+        self.write(place.base, kind, f"th.array({self.value(str(i.operands[1]), kind)})")
+
+    def do_call(self, i: Instruction) -> None:
+        """Of functions a kernel here calls only the one that ends the launch where an assertion fails."""
+        if i.operands[0] != "__assertfail" or i.guard is not None:
+            self.unknown(i.text)
+        self.line(f"m.fail(th, m.text_at({self.value(str(i.operands[1]), 'b64')}[0]))")
+
+    def do_trap(self, i: Instruction) -> None:
+        if i.guard is not None:
+            self.unknown(i.text)
+        self.line('m.fail(th, "trap")')
 
     def ordering(self, i: Instruction, default: str) -> str:
         """What a strong access orders, and for whom: .volatile is .relaxed for all."""
@@ -176,8 +216,9 @@ class Instructions(OfRegisters):
         self.line(self.atomic(i, i.operands[0], i.operands[1], ""))
 
     def atomic(self, i: Instruction, place: Operand, operand: Operand, others: str) -> str:
-        how = i.modifiers[-2]
-        if how not in ATOMIC or self.space(i) != "global":
+        # Code by hand has the operation before the order, as atom.add.release.gpu.u32.
+        how = next((x for x in i.modifiers[:-1] if x in ATOMIC), None)
+        if how is None or self.space(i) != "global":
             self.unknown(i.text)
         address, where = self.address(place, 64), self.guard or "None"
         value = f"th.array({self.value(str(operand), i.type)})"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 ENDS_A_BLOCK = ("bra", "brx", "ret", "exit", "bar", "barrier")
 
 _REGISTER = re.compile(r"%[a-zA-Z_$][\w$]*(?:\.[xyz])?")
-_TOKEN = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,{}\[\]\s]+")
+_TOKEN = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,{}()\[\]\s]+")
 _ADDRESS = re.compile(r"\[\s*([^+\-\s]+)\s*(?:([+-])\s*(-?\w+))?\s*\]")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 
@@ -81,6 +81,8 @@ class Kernel:
         blocks: in the order of the text, which is that of the compiler's layout.
         labels: the numbers of the blocks that they stand before.
         tables: of labels, by their names.
+        shared: where in a block's shared memory the variables of the module are.
+        constants: the bytes of the module's initialised variables in global memory, by their names.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Kernel:
     blocks: list[Block]
     labels: dict[str, int]
     tables: dict[str, list[str]] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, bytes] = field(default_factory=dict)
 
     def type_of(self, register: str) -> str:
         """The type that a register was declared with."""
@@ -107,6 +111,7 @@ def parse(text: str) -> Kernel:
     name, parameters, directives, body = entry.groups()
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", directives)
     kernel = Kernel(name, _parameters(parameters), int(threads[1]) if threads else 1024, {}, [Block(0)], {})
+    kernel.shared, kernel.constants = _shared(text), _constants(text)
     body = re.sub(r"//[^\n]*", "", body[: _end(body)])
 
     line, scopes, label = "", 0, ""
@@ -128,7 +133,8 @@ def parse(text: str) -> Kernel:
         elif statement.startswith(".loc"):
             file, at = statement.split()[1:3]
             line = f"{files.get(file, file).rsplit('/', 1)[-1]}:{at}"
-        elif statement.startswith(".reg"):
+        elif statement.startswith(".reg") or (statement.startswith(".param") and renamed):
+            # A parameter of a call lives in the call's scope, and is written and read once: a register does.
             _declare(kernel, statement, renamed, scopes)
         elif not statement.startswith("."):
             instruction = _instruction(_renamed(statement, renamed), line)
@@ -147,6 +153,36 @@ def _parameters(text: str) -> dict[str, int]:
             raise ValueError(f"PTX: no parameter: {one.strip()}")
         sizes[found[2]] = int(found[1]) // 8 * int(found[3] or 1)
     return sizes
+
+
+def _shared(text: str) -> dict[str, int]:
+    """.shared .align 8 .b8 name[64], one after the other; .extern .shared .b8 name[] begins after them."""
+    found = re.findall(
+        r"^\s*((?:\.\w+\s+)*)\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)\s*(?:\[(\d*)\])?\s*;",
+        text,
+        flags=re.MULTILINE,
+    )
+    places, used = {}, 0
+    for before, alignment, bits, name, count in sorted(found, key=lambda x: "extern" in x[0]):
+        width = int(bits) // 8
+        multiple = int(alignment or width)
+        used = -(-used // multiple) * multiple
+        places[name] = used
+        if "extern" not in before:
+            used += width * int(count or 1)
+    return places
+
+
+def _constants(text: str) -> dict[str, bytes]:
+    """.global .align 1 .b8 name[3] = {97, 98};, what is not named being 0."""
+    found = re.findall(
+        r"^\s*(?:\.\w+\s+)*\.global\s+(?:\.align\s+\d+\s+)?\.[bu]8\s+([\w$]+)\[(\d+)\]\s*=\s*\{([\d,\s]*)\}\s*;",
+        text,
+        flags=re.MULTILINE,
+    )
+    return {
+        name: bytes(map(int, numbers.split(","))).ljust(int(size), b"\0") for name, size, numbers in found
+    }
 
 
 def _end(body: str) -> int:

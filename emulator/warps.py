@@ -24,15 +24,21 @@ class Warps:
     def __init__(self, machine: Any) -> None:
         self.machine = machine
 
+    @staticmethod
+    def want_all(members: Array) -> None:
+        """A mask of lanes that is known only when it is executed."""
+        if (members != 0xFFFFFFFF).any():
+            raise NotImplementedError(f"want all lanes of a warp, got the mask {int(members.min()):#x}")
+
     def elect(self, threads: Any) -> Array:
         """elect.sync: the first lane of each warp."""
         self.machine.whole_warps(threads, threads.at)
         return threads.lane == 0
 
-    def shuffle(self, threads: Any, how: str, value: Array, lane: Array, clamp: Array) -> Array:
-        """shfl.sync of whole warps."""
+    def shuffle(self, threads: Any, how: str, value: Array, lane: Array, clamp: Array) -> tuple[Array, Array]:
+        """shfl.sync of whole warps: the values, and whether their lanes are within the segment."""
         if not self.machine.whole_warps(threads, threads.at):
-            return value
+            return value, np.ones(threads.n, bool)
         mine = threads.lane.astype(np.int64)
         b, c = (np.broadcast_to(x, threads.n).astype(np.int64) for x in (lane, clamp))
         segment, bound = c >> 8 & 31, c & 31
@@ -52,7 +58,7 @@ class Warps:
         source = np.where(inside, source, mine)
         in_rows = value.reshape(-1, WARP)
         taken: Array = np.take_along_axis(in_rows, source.reshape(-1, WARP), 1).reshape(-1)
-        return taken
+        return taken, inside
 
     def reduce(self, threads: Any, how: str, value: Array) -> Array:
         """redux.sync of whole warps."""

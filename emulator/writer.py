@@ -50,7 +50,10 @@ class Writer:
             return f'{kind}(m.parameter_address("{operand}"))'
         if re.fullmatch(r"-?(0[fFdD][0-9a-fA-F]+|0x[0-9a-fA-F]+U?|\d+U?)", operand):
             return self.constant(immediate(operand, kind))
-        return self.constant(KINDS[kind](0) if operand == "global_smem" else self.unknown(operand))
+        if operand in self.kernel.constants:
+            return f'{kind}(m.constant_address("{operand}"))'
+        place = self.kernel.shared.get(operand)
+        return self.constant(KINDS[kind](self.unknown(operand) if place is None else place))
 
     def unknown(self, what: str) -> Any:
         """Refuses what the emulator does not know: a guess would give wrong values in silence."""
@@ -58,6 +61,8 @@ class Writer:
 
     def special(self, name: str) -> str:
         register, _, axis = name[1:].partition(".")
+        if register.startswith("envreg"):
+            return f"th.full(b32(m.environment[{int(register[6:])}]))"
         return {
             "tid": f"th.tid.{axis}",
             "ctaid": f"th.ctaid.{axis}",

@@ -81,6 +81,14 @@ def build(
     return _from_cache(_digest([*names.values(), *link]), command, [*link, *map(str, objects)])
 
 
+def compiled(command: str, source: str, flags: Sequence[str], *, headers: Iterable[str], suffix: str) -> Path:
+    """What a compiler makes of one file, whose path is below the root as those of `headers` are."""
+    files = sorted(path for pattern in headers for path in ROOT.glob(pattern))
+    contents = [path.read_bytes() for path in (*files, ROOT / source)]
+    name = _digest([version_of(command), *flags, *(path.name for path in files), *contents])
+    return _from_cache(f"{name}.{suffix}", command, [*flags, source])
+
+
 @cache
 def imported(name: str, path: Path) -> ModuleType:
     """The module that the library at `path` has under `name`; its types may be registered only once."""

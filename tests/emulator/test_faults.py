@@ -201,3 +201,31 @@ def test_threads_that_part_meet_again(schedule):
     out = np.zeros(32, np.uint32)
     assert kinds(body, out, schedule=schedule) == set()
     assert out.tolist() == [2 if t ^ 16 < 5 else 1 for t in range(32)]
+
+
+@every_schedule
+def test_threads_that_part_meet_again_in_a_kernel_that_polls(schedule):
+    """Where a loop may wait for others, those who have waited longest have turns, each warp by itself."""
+    body = """
+        mul.lo.u32 %r10, %r0, 7;
+        and.b32 %r10, %r10, 31;
+        ROUND:
+        sub.s32 %r10, %r10, 5;
+        setp.ge.s32 %p1, %r10, 0;
+        @%p1 bra ROUND;
+        shfl.sync.bfly.b32 %r11, %r0, 16, 31, -1;
+        mul.wide.u32 %d10, %r0, 4;
+        add.s64 %d10, %d10, %d0;
+        st.global.b32 [%d10], %r11;
+        setp.lt.u32 %p2, %r0, 1000;
+        @%p2 bra END;
+        POLL:
+        ld.relaxed.gpu.global.b32 %r12, [%d0];
+        setp.eq.u32 %p3, %r12, 0;
+        @%p3 bra POLL;
+        END:
+    """
+    for seed in range(5):
+        out = np.zeros(128, np.uint32)
+        assert kinds(body, out, threads=128, schedule=schedule, seed=seed) == set()
+        assert out.tolist() == [t ^ 16 for t in range(128)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from emulator.machine import StoppedError
 from tests.emulator.small_kernels import execute, of_each_thread
 
 EDGES = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF]
@@ -152,6 +153,34 @@ def test_sums_and_fused_products_that_are_rounded_towards_zero():
             assert abs(Fraction(float(found))) <= abs(wanted) < abs(Fraction(float(further)))
 
 
+def test_fused_products_that_are_rounded_down():
+    draw = np.random.default_rng(0)
+    a, b, c = draw.normal(size=(3, 256)).astype(np.float32)
+    c[128:] *= 1e-12  # far below the last place of the product
+    out = np.zeros(256, np.float32)
+    of_each_thread("fma.rm.f32 d, a, b, c;", [a, b, c], out)
+    for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), out, strict=True):
+        above = np.nextafter(found, np.float32(np.inf))
+        assert Fraction(float(found)) <= Fraction(x) * Fraction(y) + Fraction(z) < Fraction(float(above))
+
+
+def test_saturation_clamps_to_0_and_1():
+    values = np.resize(FLOATS, 32)
+    out = np.zeros(32, np.float32)
+    of_each_thread("cvt.sat.f32.f32 d, a;", [values], out)
+    assert out.tolist() == [x if 0 <= x <= 1 else float(x > 1) for x in values.tolist()]
+
+
+def test_bits_are_put_into_64():
+    a, b = np.random.default_rng(0).integers(2**64, size=(2, 32), dtype=np.uint64)
+    for position, length in ((32, 32), (60, 8), (3, 0), (0, 64)):
+        out = np.zeros(32, np.uint64)
+        of_each_thread(f"bfi.b64 d, a, b, {position}, {length};", [a, b], out)
+        mask = (2**length - 1) << position & (2**64 - 1)
+        wanted = [y & ~mask | x << position & mask for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        assert out.tolist() == wanted
+
+
 @pytest.mark.parametrize(
     ("instruction", "meant"),
     [
@@ -213,6 +242,64 @@ def test_shuffles(how, source):
     out = np.zeros(64, np.uint32)
     of_each_thread(f"shfl.sync.{how};", [a], out)
     assert out.tolist() == [int(a[t // 32 * 32 + source(t % 32)]) for t in range(64)]
+
+
+def test_a_shuffle_says_whether_its_lane_is_there():
+    a, out = np.arange(100, 132, dtype=np.uint32), np.zeros(32, np.uint32)
+    of_each_thread("shfl.sync.down.b32 %r90|%p1, a, 4, 31, -1; selp.b32 d, %r90, 7, %p1;", [a], out)
+    assert out.tolist() == [*range(104, 132), 7, 7, 7, 7]
+
+
+def test_a_shuffle_between_some_lanes_is_refused():
+    with pytest.raises(NotImplementedError, match="want all lanes"):
+        execute("mov.b32 %r9, 0xFFFF; shfl.sync.bfly.b32 %r10, %r0, 1, 31, %r9;")
+
+
+def test_a_parameter_is_read_by_its_address():
+    """As nvcc reads a structure's fields, two at once."""
+    out = np.zeros(2, np.uint32)
+    execute(
+        "mov.b64 %d9, small_kernel_param_0; ld.param.v2.u32 {%r9, %r10}, [%d9];"
+        "setp.eq.s32 %p1, %r0, 0; @%p1 st.global.v2.b32 [%d0], {%r9, %r10};",
+        out,
+    )
+    assert out.view(np.uint64).item() == out.ctypes.data
+
+
+@pytest.mark.parametrize("taken", [0, 6, 12, 16])
+def test_a_copy_takes_a_part_of_its_bytes(taken):
+    """The rest becomes 0 and is not read: the source ends behind what is taken."""
+    source, out = np.arange(1, taken + 1, dtype=np.uint8), np.zeros(16, np.uint8)
+    source = source if taken else np.zeros(16, np.uint8)
+    body = f"""
+        mov.b32 %r9, {taken};
+        mov.b32 %r10, 0;
+        setp.eq.u32 %p1, %r0, 0;
+        @%p1 cp.async.cg.shared.global [%r10], [%d0], 16, %r9;
+        cp.async.commit_group;
+        cp.async.wait_group 0;
+        @%p1 ld.shared.v2.b64 {{%d10, %d11}}, [%r10];
+        @%p1 st.global.v2.b64 [%d1], {{%d10, %d11}};
+    """
+    reports = execute(body, source, out, shared=16)
+    assert not len(reports), str(reports)
+    assert out.tolist() == [*range(1, taken + 1), *[0] * (16 - taken)]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "{ .param .b64 param0; st.param.b64 [param0+0], 16; call.uni __assertfail, (param0); }",
+            "0x10",
+        ),
+        ("setp.ne.s32 %p1, %r0, 3; @%p1 bra END; trap; END:", "thread 3: trap"),
+    ],
+    ids=["assertion", "trap"],
+)
+def test_what_ends_a_launch(body, words):
+    with pytest.raises(StoppedError, match=words):
+        execute(body)
 
 
 MULTIPLY = """

@@ -1,0 +1,205 @@
+"""The one-launch kernel of csrc/cuda as nvcc compiles it, executed from its PTX by the emulator.
+
+`EmulatedKernel.run` takes and gives what `HostKernels.run` does, so that both have the problems, the errors
+and the bounds of `random_problems`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from emulator.blocks import translate
+from emulator.machine import Machine
+from emulator.memory import region_at
+from emulator.ptx import parse
+from emulator.reports import Reports
+from tests.csrc import building
+from tests.csrc.cuda.host_execution import DIAGONALS, TILES, Array, Small, decoded, encoded
+
+SOURCE, HEADERS = "tests/csrc/cuda/one_arithmetic.cu", ("csrc/cuda/*.h", "csrc/cuda/*.cuh")
+NAMES = {
+    "float32": "FloatArithmetic",
+    "tf32": "Tf32Arithmetic",
+    "bfloat16": "HalfArithmetic<bfloat16>",
+    "float16": "HalfArithmetic<float16>",
+}
+# Of csrc/cuda/tiling.h and small_problem.h: the largest tile in m16 and n8 tiles, and the depth of a step.
+LARGEST = {"float32": (8, 16), "tf32": (8, 16), "bfloat16": (10, 28), "float16": (10, 28)}
+DEPTH = 32
+# A barrier of the grid, in the memory that the driver gives a cooperative launch.
+BARRIER_BYTES = 64
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+
+_POINTERS_BEFORE = ("queries", "candidates", "row_negatives", "partners")
+_POINTERS_AFTER = (
+    "logsumexp",
+    "mass",
+    "loss",
+    "total",
+    "dqueries",
+    "dcandidates",
+    "drow_negatives",
+    "dscale",
+)
+_WORKSPACE = ("products", "coefficients", "remainders", "exact_blocks", "coefficient_bound")
+_WORKSPACE += ("private_coefficients", "private_inverse_norms", "scale_terms")
+
+
+class SmallProblem(ctypes.Structure):
+    """The kernel's only argument, as small_problem.h declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in "NMD"),
+        *((name, ctypes.c_void_p) for name in _POINTERS_BEFORE),
+        ("mix", ctypes.c_float),
+        ("scale", ctypes.c_void_p),
+        ("scale_value", ctypes.c_float),
+        ("diagonal", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("starts", "columns", "weights", "row_weights")),
+        ("row_weight", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in _POINTERS_AFTER),
+        *((name, ctypes.c_int) for name in (*TILES, "pitch")),
+        *((name, ctypes.c_void_p) for name in _WORKSPACE),
+    )
+
+
+@functools.cache
+def ptx(arithmetic: str, architecture: str = "80") -> str:
+    """What nvcc makes of the kernel, with the flags of setup.py that change it, and the source's lines."""
+    flags = ["-ptx", "-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Icsrc"]
+    flags += [f"-arch=compute_{architecture}", f"-DARITHMETIC={NAMES[arithmetic]}"]
+    return building.compiled("nvcc", SOURCE, flags, headers=HEADERS, suffix="ptx").read_text()
+
+
+class EmulatedKernel:
+    """A kernel that any problem of its arithmetic can be given.
+
+    Args:
+        arithmetic: one of NAMES.
+        shared: the bytes of shared memory of a block.
+        edit: what is changed in its PTX, which must find what it changes.
+    """
+
+    def __init__(self, arithmetic: str, shared: int, edit: Callable[[str], str] | None = None) -> None:
+        text = ptx(arithmetic)
+        if edit is not None:
+            changed = edit(text)
+            assert changed != text, "the edit finds nothing to change"
+            text = changed
+        self.arithmetic, self.shared = arithmetic, shared
+        self.kernel = parse(text)
+        self.code = translate(self.kernel)
+
+    def run(
+        self,
+        p: Small,
+        *,
+        blocks: int,
+        reports: Reports,
+        schedule: str = "lockstep",
+        seed: int = 0,
+        late: bool = False,
+    ) -> dict[str, Array]:
+        """What the kernel writes, by name; what is wrong with how it does so is added to `reports`."""
+        out = outputs(p)
+        problem, memory = self._problem(p, out, blocks)
+        barrier = np.zeros(BARRIER_BYTES, np.uint8)
+        memory["barrier"] = barrier
+        high, low = divmod(barrier.ctypes.data, 2**32)
+
+        argument = bytes(problem)
+        assert list(self.kernel.parameters.values()) == [len(argument)], "SmallProblem has other fields"
+        machine = Machine(
+            self.kernel,
+            (blocks, 1, 1),
+            [argument],
+            [region_at(x.ctypes.data, x.nbytes) for x in memory.values() if x.nbytes],
+            self.shared,
+            reports,
+            schedule,
+            seed,
+            self.code,
+            late=late,
+            environment={1: high, 2: low},
+        )
+        machine.run()
+        return {name: decoded(x, p.arithmetic) if x.dtype != np.float64 else x for name, x in out.items()}
+
+    def _problem(self, p: Small, out: dict[str, Array], blocks: int) -> tuple[SmallProblem, dict[str, Array]]:
+        """The argument, and all arrays that it points to, each of which ends where its last element does."""
+        (N, D), M = p.queries.shape, len(p.candidates)
+        problem = SmallProblem(N=N, M=M, D=D, mix=p.mix, diagonal=DIAGONALS.index(p.diagonal))
+        for name, number in (p.tiles or tiles(p, blocks)).items():
+            setattr(problem, name, number)
+
+        memory: dict[str, Array] = {}
+        names = ("queries", "candidates", "row_negatives", "partners", "starts", "columns", "weights")
+        memory |= {name: np.array(x) for name in names if (x := getattr(p, name)) is not None}
+        for name, value in (("scale", "scale_value"), ("row_weights", "row_weight")):
+            if isinstance(x := getattr(p, name), np.ndarray):
+                memory[name] = x.copy()
+            else:
+                setattr(problem, value, x)
+
+        memory |= {f"d{name}" if name in p.wanted else name: x for name, x in out.items()}
+        problem.pitch = -(-M // 8) * 8
+        memory |= workspace(p, problem.pitch, problem.splits)
+        for name, x in memory.items():
+            setattr(problem, name, x.ctypes.data)
+        return problem, memory
+
+
+def outputs(p: Small) -> dict[str, Array]:
+    """NaN wherever the kernel is to write."""
+    N = len(p.queries)
+    out: dict[str, Array] = {name: np.full(N, np.nan) for name in ("logsumexp", "mass", "loss")}
+    out["total"] = np.full((), np.nan, np.float32)
+    for name in p.wanted:
+        given = getattr(p, name)
+        if name == "scale":
+            out[name] = np.full((), np.nan)
+        elif given is not None:
+            out[name] = encoded(np.full(given.shape, np.nan), p.arithmetic)
+    return out
+
+
+def workspace(p: Small, pitch: int, splits: int) -> dict[str, Array]:
+    """As lay_out_workspace() has it, but every part by itself; all bits are 1, which is NaN as a number."""
+    N, width = len(p.queries), encoded(np.zeros(1), p.arithmetic).itemsize
+    sizes = {
+        "products": 4 * splits * N * pitch,
+        "coefficients": width * N * pitch,
+        "remainders": width * N * pitch if width == 2 else 0,
+        "exact_blocks": 8 * N,
+        "coefficient_bound": 4 * N,
+        "private_coefficients": 4 * N,
+        "private_inverse_norms": 4 * N,
+        "scale_terms": 8 * N,
+    }
+    # Of 64-bit numbers for their alignment; the parts' bytes are multiples of 4.
+    return {name: np.full(-(-size // 8) * 2, -1, np.int32)[: size // 4] for name, size in sizes.items()}
+
+
+def tiles(p: Small, blocks: int) -> dict[str, int]:
+    """The fewest tiles, and so many parts of the scores' depth that every block has one if it can."""
+    (N, D), M = p.queries.shape, len(p.candidates)
+    m16, n8 = LARGEST[p.arithmetic]
+
+    def down(rows: int) -> int:
+        return -(-rows // (16 * m16))
+
+    return {
+        "splits": max(1, min(blocks, -(-D // (2 * DEPTH)))),
+        "score_down": down(N),
+        "score_across": -(-M // (8 * n8)),
+        "query_down": down(N) if "queries" in p.wanted else 0,
+        "candidate_down": down(M) if "candidates" in p.wanted else 0,
+        "gradient_across": -(-D // (8 * n8)),
+    }
