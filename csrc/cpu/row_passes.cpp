@@ -178,6 +178,17 @@ FASTQT_INLINE double dot_body(const T* x, const T* y, int64_t n) {
 }
 
 template <class T>
+FASTQT_INLINE Products products_body(const T* x, const T* y, int64_t n) {
+  double xy = 0, xx = 0, yy = 0;
+#pragma omp simd reduction(+ : xy, xx, yy)
+  for (int64_t j = 0; j < n; ++j) {
+    const double a = x[j], b = y[j];
+    xy += a * b, xx += a * a, yy += b * b;
+  }
+  return {xy, xx, yy};
+}
+
+template <class T>
 FASTQT_INLINE void multiple_body(T* y, const T* x, int64_t n, T factor, bool add) {
   if (add) {
 #pragma omp simd
@@ -295,6 +306,9 @@ FASTQT_CLONES void row_exclude_above(double* x, int64_t n, double limit) { exclu
 
 FASTQT_CLONES double row_dot(const float* x, const float* y, int64_t n) { return dot_body(x, y, n); }
 FASTQT_CLONES double row_dot(const double* x, const double* y, int64_t n) { return dot_body(x, y, n); }
+
+FASTQT_CLONES Products row_products(const float* x, const float* y, int64_t n) { return products_body(x, y, n); }
+FASTQT_CLONES Products row_products(const double* x, const double* y, int64_t n) { return products_body(x, y, n); }
 
 FASTQT_CLONES void row_multiple(float* y, const float* x, int64_t n, float factor, bool add) {
   multiple_body(y, x, n, factor, add);

@@ -76,6 +76,13 @@ void row_exclude_above(double* x, int64_t n, double limit);
 double row_dot(const float* x, const float* y, int64_t n);
 double row_dot(const double* x, const double* y, int64_t n);
 
+// The inner product of two rows, and those of each with itself.
+struct Products {
+  double xy, xx, yy;
+};
+Products row_products(const float* x, const float* y, int64_t n);
+Products row_products(const double* x, const double* y, int64_t n);
+
 // y_j = factor * x_j, or y_j + factor * x_j where `add` is true
 void row_multiple(float* y, const float* x, int64_t n, float factor, bool add);
 void row_multiple(double* y, const double* x, int64_t n, double factor, bool add);
@@ -83,6 +90,9 @@ void row_multiple(double* y, const double* x, int64_t n, double factor, bool add
 // The same functions of rows in bfloat16.
 double row_dot(const BFloat16* x, const BFloat16* y, int64_t n);
 double row_dot(const BFloat16* x, const float* y, int64_t n);
+inline Products row_products(const BFloat16* x, const BFloat16* y, int64_t n) {
+  return {row_dot(x, y, n), row_dot(x, x, n), row_dot(y, y, n)};
+}
 void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add);
 
 // y_j = factor * x_j, rounded to bfloat16

@@ -23,13 +23,13 @@ namespace {
 // <f, g>, or the cosine of f and g, in which a norm below `least_norm` counts as that.
 template <class S>
 double similarity(const S* f, const S* g, int64_t D, bool normalize, double least_norm) {
-  const double product = row_dot(f, g, D);
-  if (!normalize) return product;
-  const auto norm = [&](const S* x) {
-    const double length = std::sqrt(row_dot(x, x, D));
+  if (!normalize) return row_dot(f, g, D);
+  const Products products = row_products(f, g, D);
+  const auto norm = [&](double square) {
+    const double length = std::sqrt(square);
     return length < least_norm ? least_norm : length;  // a NaN stays: the comparison is false for it
   };
-  return product / (norm(f) * norm(g));
+  return products.xy / (norm(products.xx) * norm(products.yy));
 }
 
 // The similarity of query rows[e] with candidate columns[e] for each e, in the dtype of losses.
