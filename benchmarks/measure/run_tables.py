@@ -128,7 +128,8 @@ def largest_sentence(run: Run) -> str:
     """Memory and time of the largest batch that plain PyTorch was measured with."""
     r = whole_batches(run)[-1]
     return (
-        f"With N = {r['N']:,} rows of width D = {r['D']:,}, the loss and its gradients took "
+        f"On a CPU with {run['machine_info']['threads']} threads, with N = {r['N']:,} rows of width "
+        f"D = {r['D']:,}, the loss and its gradients took "
         f"{mebibytes(r['peak_above_gradients'])} MiB beside inputs and gradients, and {r['seconds']:.1f} s. "
         f"Plain PyTorch took {mebibytes(r['eager_peak_above_gradients'])} MiB and {r['eager_seconds']:.1f} s."
     )

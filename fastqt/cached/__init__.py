@@ -41,11 +41,12 @@ def cached_backward(
     both times, and autocast is as it was. Call it under autocast if the loss is to run there; the backward
     passes leave it.
 
-    Gradients are added to `.grad`, so several calls accumulate. Under DistributedDataParallel and FSDP2
-    they are reduced once a call, after the last chunk of each module, or not at all if the call is inside
-    the module's `no_sync()` (FSDP2: `set_requires_gradient_sync(False)`). Parameters of the loss belong to
-    no such module unless the loss is one. Ranks may have different numbers of rows, also none where the
-    encoder takes an empty batch.
+    Gradients are added to `.grad` in its dtype, so several calls accumulate; many small chunks lose digits
+    where weights are bfloat16, so keep these in float32 and use autocast. Under DistributedDataParallel and
+    FSDP2 gradients are reduced once a call, after the last chunk of each module, or not at all if the call is
+    inside the module's `no_sync()` (FSDP2: `set_requires_gradient_sync(False)`). Parameters of the loss
+    belong to no such module unless the loss is one. Ranks may have different numbers of rows, also none where
+    the encoder takes an empty batch.
 
     Args:
         encoders: a module or a function that maps inputs to embeddings (rows, ...), or a list of them.
