@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import counters_table, exactness, peers, peers_trainer, peers_whole_batch
+from benchmarks import counters_table, exactness, peers, peers_trainer, peers_whole_batch, precision
 from benchmarks.measure.learning import (
     evaluation_table,
     gloss_inference_table,
@@ -127,6 +127,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "distributed": lambda: distributed_table(stored_distributed()),
         "distributed machine": lambda: machine(stored_distributed()[0]),
         "predictions": predictions_table,
+        "precision": lambda: precision.curves_table(precision.stored()["curves"]["found"]),
+        "precision speeds": lambda: precision.speeds_table(precision.stored()["speeds"]["found"]),
+        "precision machine": lambda: machine(precision.stored()["speeds"]),
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,
