@@ -91,8 +91,8 @@ class Maker(Draws):
         if self.problem.targets is not None and self.rarely(6):
             self.converge()
         self.add_reduction()
-        self.add_prefixes()
         self.add_margin()
+        self.add_prefixes()
 
     def matrix(self, rows: int) -> Tensor:
         """Embeddings (rows, D)."""
@@ -377,19 +377,10 @@ class Maker(Draws):
             arguments["false_negative_margin"] = clear
 
     def clear_margin(self, near: float, strategy: str) -> float | None:
-        """A margin close to `near` from which the similarities of all prefixes are clearly different."""
-        dims = self.problem.arguments.get("matryoshka_dims", [self.D])
-        every, own, gaps = zip(*map(self.similarities, dims), strict=True)
-        if not np.isfinite(np.concatenate(every)).all():
-            return None
-        return oracle.clear_margin(np.concatenate(every), np.concatenate(own), strategy, near, max(gaps))
-
-    def similarities(self, dim: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Of the first `dim` columns: all similarities, those of targets, and what they may be wrong by."""
         problem, arguments = self.problem, self.problem.arguments
         rounds = problem.autocast is not None and self.dtype is not torch.float64
         x = {
-            name: arguments[name].to(problem.autocast if rounds else self.dtype).double()[..., :dim]
+            name: arguments[name].to(problem.autocast if rounds else self.dtype).double()
             for name in ("queries", "candidates", "negatives", "row_negatives")
             if name in arguments
         }
@@ -400,7 +391,7 @@ class Maker(Draws):
         if "negatives" in x:
             cells.append(x["queries"] @ x["negatives"].T)
         if "row_negatives" in x:
-            rows = x["row_negatives"].reshape(self.N, -1, dim)
+            rows = x["row_negatives"].reshape(self.N, -1, self.D)
             cells.append((rows * x["queries"][:, None]).sum(2))
         every = torch.cat(cells, 1)
         scale = abs(float(arguments.get("scale", 1.0)))
@@ -408,8 +399,10 @@ class Maker(Draws):
         largest = max(v.norm(dim=-1).max().item() for v in x.values()) ** 2
         unit = 2.0**-8 if torch.bfloat16 in (self.dtype, problem.autocast) else 2.0**-18
         gap = max(4 * unit * largest, 1e-30 / max(scale, 1e-30))
+        if not every.isfinite().all():
+            return None
         own = similar.masked_fill(torch.from_numpy(problem.targets == 0), torch.inf).amin(1)
-        return every.numpy(), own.numpy(), gap
+        return oracle.clear_margin(every.numpy(), own.numpy(), strategy, near, gap)
 
     def converge(self) -> None:
         """Makes the queries score 20 with their targets, which then have most of the probability."""
@@ -442,8 +435,8 @@ class Maker(Draws):
 
     def add_prefixes(self) -> None:
         """Numbers of columns of which each has a loss; at times one that the embeddings do not have."""
-        if not self.rarely(4):
-            return
+        if not self.rarely(4) or "false_negative_margin" in self.problem.arguments:
+            return  # Those of a prefix may be within rounding of the margin.
         dims = sorted({self.source.integer(1, self.D) for _ in range(self.source.integer(1, 3))})
         if self.rarely(12):
             dims.append(self.D + 1)

@@ -279,8 +279,9 @@ def maxsim_of_tokens(maker: Maker) -> Call:
         a, b = (F.normalize(x, dim=-1) for x in (queries, documents))
         cells = torch.einsum("ntd,mud->nmtu", a, b).masked_fill(~document_mask[None, :, None], -torch.inf)
         best = cells.amax(3).masked_fill(~query_mask[:, None], 0).sum(2)
-        best = best.masked_fill(~document_mask.any(1), -torch.inf)
-        return F.cross_entropy(scale * best, torch.arange(len(a)), reduction="none")
+        empty = ~document_mask.any(1)
+        scores = (scale * best.masked_fill(empty, 0)).masked_fill(empty, -torch.inf)
+        return F.cross_entropy(scores, torch.arange(len(a)), reduction="none")
 
     return Call(fastqt.maxsim_loss, inputs, maker.reduction(), formula)
 
