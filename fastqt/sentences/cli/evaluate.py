@@ -86,6 +86,7 @@ def run(
     """Runs the command; its arguments are the options of the command line."""
     try:
         from fastqt.sentences import evaluation
+        from fastqt.sentences.evaluation import evaluate, load_encoder  # what needs the extra
     except ModuleNotFoundError as error:
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
@@ -97,10 +98,8 @@ def run(
         raise InputError(f"baseline: want a directory that train wrote as MODEL, got {model}")
 
     def results_of(name: str) -> tuple[evaluation.Results, str]:
-        encoder = evaluation.load_encoder(
-            name, device=device, raw=raw, seed=options["seed"], inference=inference
-        )
-        results = evaluation.evaluate(
+        encoder = load_encoder(name, device=device, raw=raw, seed=options["seed"], inference=inference)
+        results = evaluate(
             encoder.encode,
             data,
             None if tasks is None else tasks.split(","),
