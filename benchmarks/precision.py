@@ -41,7 +41,7 @@ SPEEDS = {
     "GRU, 1,000 units": "--encoder gru --hidden-size 1000",
     "Transformer, 6 layers": "--encoder transformer --batch-size 128",
 }
-SPEED_STEPS, WARM_UP, ROUNDS = 8, 3, 3
+SPEED_STEPS, WARM_UP, ROUNDS = 8, 3, 2
 
 Curve: TypeAlias = list[float]
 
