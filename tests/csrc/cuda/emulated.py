@@ -20,7 +20,7 @@ from emulator.memory import region_at
 from emulator.ptx import parse
 from emulator.reports import Reports
 from tests.csrc import building
-from tests.csrc.cuda.host_execution import DIAGONALS, TILES, Array, Small, decoded, encoded
+from tests.csrc.cuda.host_execution import DIAGONALS, TILES, Array, Small, decoded, encoded, outputs
 
 SOURCE, HEADERS = "tests/csrc/cuda/one_arithmetic.cu", ("csrc/cuda/*.h", "csrc/cuda/*.cuh")
 NAMES = {
@@ -154,20 +154,6 @@ class EmulatedKernel:
         for name, x in memory.items():
             setattr(problem, name, x.ctypes.data)
         return problem, memory
-
-
-def outputs(p: Small) -> dict[str, Array]:
-    """NaN wherever the kernel is to write."""
-    N = len(p.queries)
-    out: dict[str, Array] = {name: np.full(N, np.nan) for name in ("logsumexp", "mass", "loss")}
-    out["total"] = np.full((), np.nan, np.float32)
-    for name in p.wanted:
-        given = getattr(p, name)
-        if name == "scale":
-            out[name] = np.full((), np.nan)
-        elif given is not None:
-            out[name] = encoded(np.full(given.shape, np.nan), p.arithmetic)
-    return out
 
 
 def workspace(p: Small, pitch: int, splits: int) -> dict[str, Array]:

@@ -95,14 +95,7 @@ class HostKernels:
     def run(self, p: Small, *, blocks: int = 1, seed: int = 0) -> dict[str, Array]:
         """What the kernel writes: logsumexp, mass, loss, total, and the wanted gradients by name."""
         N, D = p.queries.shape
-        out = {name: np.full(N, np.nan) for name in ("logsumexp", "mass", "loss")}
-        out["total"] = np.full((), np.nan, np.float32)
-        for name in p.wanted:
-            given = getattr(p, name)
-            if name == "scale":
-                out[name] = np.full((), np.nan)
-            elif given is not None:
-                out[name] = encoded(np.full(given.shape, np.nan), p.arithmetic)
+        out = outputs(p)
         problem = self._module.SmallProblem()
         problem.N, problem.M, problem.D = N, len(p.candidates), D
         problem.mix, problem.diagonal = p.mix, DIAGONALS.index(p.diagonal)
@@ -119,6 +112,20 @@ class HostKernels:
             setattr(problem, name if isinstance(x, np.ndarray) else value, x)
         self._module.run(problem, p.arithmetic, blocks, seed)
         return {name: decoded(x, p.arithmetic) if x.dtype != np.float64 else x for name, x in out.items()}
+
+
+def outputs(p: Small) -> dict[str, Array]:
+    """NaN wherever the kernel is to write."""
+    N = len(p.queries)
+    out: dict[str, Array] = {name: np.full(N, np.nan) for name in ("logsumexp", "mass", "loss")}
+    out["total"] = np.full((), np.nan, np.float32)
+    for name in p.wanted:
+        given = getattr(p, name)
+        if name == "scale":
+            out[name] = np.full((), np.nan)
+        elif given is not None:
+            out[name] = encoded(np.full(given.shape, np.nan), p.arithmetic)
+    return out
 
 
 def encoded(x: Array, arithmetic: str) -> Array:
