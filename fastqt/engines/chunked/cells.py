@@ -95,6 +95,8 @@ class ListedTargets:
                 products = products * queries.inverse_norms[row] * candidates.inverse_norms[column]
             scores[entries] = products * scale
 
+        biases = torch.zeros_like(scores) if p.bias is None else p.bias[places.columns]
+        scores += biases
         if scores.device.type in READABLE and loss_dtype(p.queries) != dtype:
             cancelling = self._cancelling(scores).nonzero()[:, 0]
             for again in cancelling.split(max(BLOCK_BYTES // (2 * row_bytes), 1)):
@@ -104,9 +106,7 @@ class ListedTargets:
                 )
                 if queries.inverse_norms is not None:
                     f, g = F.normalize(f, dim=1), F.normalize(g, dim=1)
-                scores[again] = (f * g).sum(1) * scale
-        if p.bias is not None:
-            scores += p.bias[places.columns]
+                scores[again] = (f * g).sum(1) * scale + biases[again]
         self.scores = scores.masked_fill_(~places.is_target, -torch.inf)
 
     def _cancelling(self, scores: Tensor) -> Tensor:
