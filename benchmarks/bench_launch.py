@@ -1,4 +1,4 @@
-"""What a launch of a Triton kernel costs the host: by Triton's own way, and by a planned launch.
+"""What a launch of a Triton kernel costs the host, by Triton's own way and planned, and what a step costs it.
 
 python -m benchmarks.bench_launch --out benchmarks/results/launch.json
 
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.timing import Clock
+from tests.shared import host_calls
+from tests.shared.absent_driver import absent_driver
 
 ROUNDS = 2000
 CALLS = 10  # per reading of the clock
@@ -131,8 +133,6 @@ def launches() -> dict[str, dict[str, Callable[[], None]]]:
 
 def measured() -> dict[str, Any]:
     """Microseconds of a launch, least and median, and Triton's as a multiple of a planned one."""
-    from tests.shared.absent_driver import absent_driver
-
     clock = Clock(torch.device("cpu"))
     figures: dict[str, Any] = {}
     with absent_driver():
@@ -152,6 +152,49 @@ def measured() -> dict[str, Any]:
     return figures
 
 
+class _Empty(torch.autograd.Function):
+    """Gives its inputs for their gradients: what torch's autograd costs by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        return ctx.saved_tensors
+
+
+def steps() -> dict[str, dict[str, float]]:
+    """Microseconds of the host for forward and backward of 64 pairs of bfloat16, whose launches do nothing.
+
+    CPU tensors stand for those of a GPU, so that what torch's own few operations cost is that of a CPU's.
+    """
+    clock = Clock(torch.device("cpu"))
+    inputs = host_calls.leaves()
+
+    def stepped(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], None]:
+        def step() -> None:
+            for x in inputs:
+                x.grad = None
+            loss(*inputs).backward()
+
+        return step
+
+    with host_calls.taken_for_a_gpu():
+        losses = host_calls.losses()
+        ways = {"an empty autograd function": stepped(_Empty.apply)}
+        ways |= {name: stepped(losses[name]) for name in ("InfoNCE", "QuickThoughts")}
+        for run in ways.values():
+            for _ in range(10):  # the second step of a kind is noted, and the next ones repeat it
+                run()
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(ROUNDS):
+            for way, run in ways.items():
+                times[way].append(1e6 * clock.seconds(run))
+    return {way: {"least": min(taken), "median": statistics.median(taken)} for way, taken in times.items()}
+
+
 def main() -> None:
     import triton
 
@@ -164,6 +207,7 @@ def main() -> None:
         "rounds": ROUNDS,
         "calls": CALLS,
         "microseconds": measured(),
+        "microseconds of a step": steps(),
     }
     text = json.dumps(report, indent=1) + "\n"
     print(text, end="")

@@ -81,8 +81,9 @@ class Launched:
 
 def may_be_repeated(kernels: Iterable[JITFunction[Any]]) -> bool:
     """Whether nobody wants to see launches of these kernels before they are made."""
-    unseen = JITFunction.run is _TRITONS_RUN and _instead.get() is None
-    return unseen and not any(map(_somebody_looks, kernels))
+    if JITFunction.run is not _TRITONS_RUN or _instead.get() is not None or _all_are_seen():
+        return False
+    return not any(kernel.pre_run_hooks for kernel in kernels)
 
 
 @dataclass(frozen=True)
@@ -258,12 +259,16 @@ def _sizes(integers: tuple[int, ...]) -> list[Any]:
 
 
 def _somebody_looks(kernel: JITFunction[Any]) -> bool:
-    """Whether a hook or a mode of the compiler is set that Triton minds at each launch."""
+    """Whether a hook or a mode of the compiler is set that Triton minds at each launch of a kernel."""
+    return bool(kernel.pre_run_hooks) or _all_are_seen()
+
+
+def _all_are_seen() -> bool:
+    """Whether such a hook or mode is set for all kernels."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
-        kernel.pre_run_hooks
-        or runtime.debug
+        runtime.debug
         or runtime.add_stages_inspection_hook
         # An environment variable holds from the beginning; what a profiler sets is in the dictionary.
         or vars(knobs.compilation).get("instrumentation_mode")

@@ -76,9 +76,12 @@ def scaled(gradients: list[Tensor], upstream: Tensor, multiplier: float) -> list
     """Multiplies gradients by upstream * multiplier, in place; returns those that are left for torch."""
     from fastqt.kernels.upstream import scalable, scale_gradients
 
-    taken = [g for g in gradients if scalable(g, upstream)]
+    taken: list[Tensor] = []
+    left: list[Tensor] = []
+    for g in gradients:
+        (taken if scalable(g, upstream) else left).append(g)
     scale_gradients(taken, upstream, multiplier)
-    return [g for g in gradients if not any(g is x for x in taken)]
+    return left
 
 
 def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:

@@ -26,7 +26,10 @@ from fastqt.devices import AMD, is_capturing, is_described
 from fastqt.engines.triton import operands as memory
 from fastqt.engines.triton.free_memory import room_within
 from fastqt.engines.triton.operands import Operands
+from fastqt.kernels.launch import INTERPRETED, on_device
+from fastqt.kernels.plan import TensorDescriptor, driver, may_be_repeated, noted
 from fastqt.problem import Gradients, Inputs, Needs, Problem
+from fastqt.targets import TargetRows
 from fastqt.torch_modes import PLAIN, tf32_allowed
 
 MOST_BYTES = 64 * 2**20  # of E: what takes longer keeps the GPU busy for longer than the host
@@ -34,6 +37,7 @@ MOST_KNOWN = 256  # kinds; after so many all are forgotten
 ALIGNMENT = 256  # bytes, at multiples of which temporary tensors begin, as the allocator's do
 
 NAMED = ("queries", "candidates", "scale", "targets")
+OPTIONS = frozenset((str, int, float, bool, tuple, type(None)))  # the types of what is in a kind by its value
 _options = attrgetter(*(field.name for field in fields(Problem) if field.name not in NAMED))
 _ALLOCATIONS = ("empty", "new_empty", "empty_like")
 _CONSTANTS = ("full", "new_full")
@@ -102,7 +106,9 @@ class Step:
     events: tuple[Launch | Product, ...]
     results: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # names, shapes and dtypes
     workspace: int  # bytes of temporary tensors
+    room: int  # bytes that the problem may take
     constants: tuple[Tensor, ...]  # which launches read and nothing writes
+    targets: TargetRows  # which are known by their identity, for as long as they are kept
 
     @functools.cached_property
     def kernels(self) -> list[Any]:
@@ -112,9 +118,6 @@ class Step:
 
     def repeat(self, p: Problem) -> dict[str, Tensor]:
         """The results for a problem of the same kind, by their names."""
-        from fastqt.kernels.launch import on_device
-        from fastqt.kernels.plan import driver
-
         new = p.queries.new_empty
         results = {name: new(shape, dtype=dtype) for name, shape, dtype in self.results}
         workspace = new(self.workspace // p.queries.element_size())
@@ -138,11 +141,11 @@ def computed(
     kind = kind_of(p, row_weight, needs)
     step = None if kind is None else _known.get(kind)
 
-    if isinstance(step, Step) and _may_be_repeated(step) and _has_room(p):
+    if isinstance(step, Step) and may_be_repeated(step.kernels) and _has_room(p, step.room):
         results = step.repeat(p)
         return results["loss"], _gradients(results)
 
-    if step is SEEN and kind is not None and _has_room(p):
+    if step is SEEN and kind is not None and _has_room(p, memory.room_for(p)):
         with _Notes() as notes:
             operands = compute()
         _known[kind] = notes.step(p, operands) or REFUSED
@@ -157,55 +160,42 @@ def computed(
 
 def kind_of(p: Problem, row_weight: float, needs: Needs) -> Hashable | None:
     """What all problems of a kind have in common; None where the computation is not to be repeated."""
-    from fastqt.kernels.launch import INTERPRETED
-    from fastqt.kernels.plan import driver
-
     queries, candidates, t, scale = p.queries, p.candidates, p.targets, p.scale
-    options = _options(p)
     plain = type(queries) in PLAIN and type(candidates) in PLAIN
     if INTERPRETED or AMD or not plain or p.memory == "low" or not queries.is_cuda or is_described():
         return None
-    if not t.cached or t.offsets is None or any(isinstance(x, Tensor) for x in options):
+    options = _options(p)
+    if not t.cached or t.offsets is None or not OPTIONS.issuperset(map(type, options)):
         return None
     if queries.shape[0] * candidates.shape[0] * queries.element_size() > MOST_BYTES:
         return None
-    if torch._C._len_torch_dispatch_stack() or is_capturing(queries.device):
+    device = queries.device
+    if torch._C._len_torch_dispatch_stack() or is_capturing(device):
         return None
 
     return (
         row_weight,
         needs,
         options,
-        None if isinstance(scale, Tensor) else scale,
-        driver.active.get_current_stream(queries.device.index),
+        scale.device if isinstance(scale, Tensor) else scale,
+        device,
+        driver.active.get_current_stream(device.index),
         queries.dtype is torch.float32 and tf32_allowed(),
-        # They lie in a cache, in one place for as long as they are used.
-        *[(x.data_ptr(), x.shape) for x in _targets(p)],
-        *[(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in _inputs(p)],
+        id(t),
+        *[(x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in _inputs(p)],
     )
-
-
-def _targets(p: Problem) -> tuple[Tensor, ...]:
-    t = p.targets
-    assert t.offsets is not None
-    return (*t.compressed(), t.offsets)
 
 
 def _inputs(p: Problem) -> tuple[Tensor, ...]:
     """Those whose addresses differ between problems of a kind."""
-    scale = (p.scale.detach(),) if isinstance(p.scale, Tensor) else ()
-    return (p.queries, p.candidates, *scale)
+    if isinstance(p.scale, Tensor):
+        return (p.queries, p.candidates, p.scale.detach())
+    return (p.queries, p.candidates)
 
 
-def _may_be_repeated(step: Step) -> bool:
-    from fastqt.kernels.plan import may_be_repeated
-
-    return bool(may_be_repeated(step.kernels))
-
-
-def _has_room(p: Problem) -> bool:
+def _has_room(p: Problem, room: int) -> bool:
     """Whether the GPU has room for what `memory` allows, so that chunks are as high as they were."""
-    room, queries = memory.room_for(p), p.queries
+    queries = p.queries
     size = queries.shape[0] * p.candidates.shape[0] * queries.element_size()
     return room_within(room, queries.device, size) >= room
 
@@ -230,8 +220,6 @@ class _Notes(TorchDispatchMode):
         self.unknown = False
 
     def __enter__(self) -> _Notes:
-        from fastqt.kernels.plan import noted
-
         self._noted = noted()
         self.launches = self._noted.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -279,7 +267,9 @@ class _Places:
     """Which tensor an address is in, and where. Those within constants are the same at each repetition."""
 
     def __init__(self, p: Problem, results: Sequence[Tensor], notes: _Notes) -> None:
-        self.constants = [_interval(x) for x in (*notes.constants, *_targets(p))]
+        assert p.targets.offsets is not None
+        of_targets = (*p.targets.compressed(), p.targets.offsets)
+        self.constants = [_interval(x) for x in (*notes.constants, *of_targets)]
         # Inputs may be a part of a larger tensor; all others have a memory of their own.
         known = (*_inputs(p), *results)
         self.bases = [(*_interval(x), i, 0) for i, x in enumerate(known)]
@@ -319,7 +309,8 @@ def _interval(x: Tensor) -> tuple[int, int]:
 def _step(notes: _Notes, p: Problem, results: dict[str, Tensor]) -> Step:
     places = _Places(p, list(results.values()), notes)
     of_results = tuple((name, tuple(x.shape), x.dtype) for name, x in results.items())
-    return Step(tuple(_events(notes, places)), of_results, places.size, tuple(notes.constants))
+    events, room = tuple(_events(notes, places)), memory.room_for(p)
+    return Step(events, of_results, places.size, room, tuple(notes.constants), p.targets)
 
 
 def _events(notes: _Notes, places: _Places) -> Iterator[Launch | Product]:
@@ -333,8 +324,6 @@ def _events(notes: _Notes, places: _Places) -> Iterator[Launch | Product]:
 
 
 def _launch(made: Any, places: _Places) -> Launch:
-    from fastqt.kernels.plan import TensorDescriptor
-
     # A descriptor holds an address and would have to be made anew each time.
     if any(isinstance(value, TensorDescriptor) for value in made.arguments):
         raise _UnknownAddressError
