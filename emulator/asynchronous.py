@@ -1,24 +1,21 @@
-"""What Hopper does beside its threads: copies of boxes of tensors, products of warp groups, and mbarriers.
+"""What Hopper does beside its threads: copies of boxes of tensors, and mbarriers, which tell of them.
 
-A copy arrives, and a product's result is there, as late as the kernel allows. Until then shared memory that
-is to be written counts as pending, memory that is read as busy, and the registers of a result hold NaN.
+A copy arrives as late as the kernel allows. Until then shared memory that is to be written counts as pending,
+and memory that is read as busy. `products` has the products of warp groups.
 
-Source: Parallel Thread Execution ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level
-Matrix Multiply-Accumulate Instructions" with its figures of fragments, "Matrix Descriptor Format",
-"Swizzling modes".
+Source: Parallel Thread Execution ISA, "mbarrier", "cp.async.bulk.tensor", "Swizzling modes".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.arithmetic import from_bf16
-from emulator.matrices import GROUP, IN_GROUP, WARP, elements, fragment
+from emulator.matrices import WARP
 from emulator.order import NOBODY
 
 Array = NDArray[Any]
@@ -263,158 +260,21 @@ class BulkCopies:
                     shadow.read(cells, np.full(cells.shape, thread // WARP, np.int32))
             self.stores[thread] = [x for x in self.stores[thread] if x[1] >= done]
 
+    def ended(self, threads: Any, leaves: Array, last: Array) -> None:
+        """Threads end, some as the last ones of their blocks, whose shared memory ends then, too."""
+        reading = {thread for thread, stores in self.stores.items() if stores}
+        arriving = {key >> 32 for *_, key in self.loads}
+        unfinished = (
+            (leaves & np.isin(threads.number, [*reading]), "copies that it has begun still read"),
+            (last & np.isin(threads.block, [*arriving]), "copies have still to arrive in"),
+        )
+        for lanes, what in unfinished:
+            if lanes.any():
+                details = f"the thread ends while {what} its block's shared memory"
+                self.machine.report(threads, "pending", np.flatnonzero(lanes), None, details)
+
 
 def _inside(box: TensorMap, row: int, column: int) -> tuple[Array, int, int]:
     """The rows of a box that the matrix has, and its first column and that after the last."""
     rows = np.arange(max(row, 0), min(row + box.box[0], box.shape[0]))
     return rows, max(column, 0), min(column + box.box[1], box.shape[1])
-
-
-class Products:
-    """wgmma: products of 64 rows by four warps, of which each makes 16."""
-
-    def __init__(self, machine: Any) -> None:
-        self.machine = machine
-        self.groups = np.zeros(machine.threads_of_grid, np.int64)
-        self.pending: list[dict[str, Any]] = []
-        # Of registers that are not to be read yet, by the addresses of their arrays.
-        self.results: dict[int, tuple[Array, dict[str, Any]]] = {}
-
-    def multiply(
-        self,
-        threads: Any,
-        n: int,
-        kind: str,
-        accumulators: Sequence[Array],
-        a: Array | Sequence[Array],
-        b: Array,
-        add: Array,
-        transposed: tuple[bool, bool],
-    ) -> list[Array]:
-        """d = a b + d, of 16 rows of each warp; `a` is a descriptor or a fragment in registers."""
-        k = 32 // (4 if kind == "tf32" else 2)
-        warps = threads.n // WARP
-        first = np.arange(warps) * WARP
-        read: list[Array] = []
-        B, cells = self._matrix(threads, first, b, n, k, kind, transposed[1])
-        read.append(cells)
-        if isinstance(a, np.ndarray):
-            A, cells = self._matrix(threads, first, a, 64, k, kind, transposed[0])
-            read.append(cells)
-            quarter = threads.warp_of_block[first].astype(np.int64) % 4
-            rows = quarter[:, None] * 16 + np.arange(16)
-            A = np.take_along_axis(A, rows[:, :, None], 1)
-        else:
-            A = np.zeros((warps, 16, k))
-            at_rows, at_columns = fragment(f"m16n8k{k}", kind, "a")
-            A[:, at_rows, at_columns] = elements(a, kind).reshape(warps, WARP, -1)
-
-        i = np.arange(n // 2)
-        rows, columns = GROUP[:, None] + 8 * (i // 2 % 2), 8 * (i // 4) + IN_GROUP[:, None] * 2 + i % 2
-        product = np.einsum("wik,wjk->wij", A, B, optimize=True)[:, rows, columns].reshape(threads.n, -1)
-        entry: dict[str, Any] = {
-            "thread": int(threads.number[0]),
-            "group": int(self.groups[threads.number[0]]),
-            "registers": [],
-            "read": read,
-            "warps": threads.warp[first],
-        }
-        for place, accumulator in enumerate(accumulators):
-            before = self.result_of(accumulator)
-            result = (product[:, place] + np.where(add, before, np.float32(0))).astype(np.float32)
-            self._keep(np.full(threads.n, np.nan, np.float32), result, entry)
-        self.pending.append(entry)
-        return list(entry["registers"])
-
-    def _keep(self, register: Array, result: Array, entry: dict[str, Any]) -> None:
-        """A register gets its result when a product is waited for."""
-        entry["registers"].append(register)
-        self.results[_place_of(register)] = result, entry
-
-    def result_of(self, register: Array) -> Array:
-        """What a register holds, or will hold."""
-        waiting = self.results.get(_place_of(register))
-        return register if waiting is None else waiting[0].view(register.dtype)
-
-    def used(self, threads: Any, register: Array) -> None:
-        """Reports that an instruction takes a register that is not to be read yet."""
-        if _place_of(register) in self.results:
-            details = "a product whose result it is is not waited for"
-            self.machine.report(threads, "pending", np.arange(threads.n), None, details)
-
-    def copied(self, registers: Sequence[Array], copy: Callable[[Sequence[Array]], Array]) -> Array:
-        """A copy of registers, which gets what they will get."""
-        copied = copy(registers)
-        entry = next((self.results[k][1] for k in map(_place_of, registers) if k in self.results), None)
-        if entry is not None:
-            self._keep(copied, copy([self.result_of(x) for x in registers]), entry)
-        return copied
-
-    def _matrix(
-        self, threads: Any, first: Array, descriptor: Array, rows: int, k: int, kind: str, transposed: bool
-    ) -> tuple[Array, Array]:
-        """Each warp's matrix in shared memory, (warps, rows, k) in float64, and the cells that it is in."""
-        shared = self.machine.shared_memory
-        size = 4 if kind == "tf32" else 2
-        bits = descriptor[first].astype(np.int64)
-        start, leading, stride = ((bits >> at & 0x3FFF) << 4 for at in (0, 16, 32))
-        mode = 0 if not bits.size else {0: 0, 1: 3, 2: 2, 3: 1}[int(bits[0] >> 62 & 3)]
-        if (bits >> 49 & 7).any():
-            raise NotImplementedError("wgmma with a base offset")
-        r, c = np.arange(rows)[:, None], np.arange(k)[None, :]
-        pitch = 16 << mode  # bytes of a row of the swizzled pattern
-        s, lead = stride[:, None, None], leading[:, None, None]
-        if transposed:  # rows lie one after the other, pitch bytes of them, for each k
-            per = pitch // size
-            offset = (r % per) * size + (c % 8) * pitch + (c // 8) * s + (r // per) * lead
-        elif mode == 0:
-            per = 16 // size
-            offset = (r % 8) * 16 + (c % per) * size + (r // 8) * s + (c // per) * lead
-        else:
-            offset = (r % 8) * pitch + (r // 8) * s + c * size
-        address = swizzled(start[:, None, None] + offset, mode)
-        if (address + size > shared.size).any():
-            self.machine.report(threads, "bounds", np.array([0]), None, "a matrix beyond shared memory")
-            address = address % (shared.size // 16 * 16)
-        places = address + threads.block[first].astype(np.int64)[:, None, None] * shared.stride
-        view = shared.regions[0].views[size]
-        values = view[places // size]
-        cells = np.sort((places // shared.grain).reshape(len(first), -1), 1)
-        if shared.grain > size:
-            cells = cells[:, :: shared.grain // size]
-        warps = np.broadcast_to(threads.warp[first][:, None], cells.shape)
-        faults = shared.shadow.read(cells, warps, asynchronous=True)
-        shared._tell(threads, np.broadcast_to(first[:, None], cells.shape).ravel(), _flat(faults), None)
-        np.add.at(shared.shadow.busy, cells.ravel(), 1)
-        if kind == "tf32":
-            return (values & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64), cells
-        numbers = from_bf16(values) if kind == "bf16" else values.view(np.float16)
-        return numbers.astype(np.float64), cells
-
-    def commit(self, threads: Any) -> None:
-        self.groups[threads.number] += 1
-
-    def wait(self, threads: Any, pending: int) -> None:
-        """Results of all but the last groups are there, and what they have read may be written."""
-        shadow = self.machine.shared_memory.shadow
-        here = set(threads.number.tolist())
-        kept = []
-        for product in self.pending:
-            thread = product["thread"]
-            if thread not in here or product["group"] >= self.groups[thread] - pending:
-                kept.append(product)
-                continue
-            for register in product["registers"]:
-                register[:] = self.results.pop(_place_of(register))[0].view(register.dtype)
-            for cells in product["read"]:
-                np.subtract.at(shadow.busy, cells.ravel(), 1)
-                shadow.read(cells, np.broadcast_to(product["warps"][:, None], cells.shape))
-        self.pending = kept
-
-
-def _flat(faults: dict[str, Array]) -> dict[str, Array]:
-    return {kind: wrong.ravel() for kind, wrong in faults.items()}
-
-
-def _place_of(register: Array) -> int:
-    return int(register.__array_interface__["data"][0])

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.asynchronous import BulkCopies, MBarriers, Products, TensorMap
+from emulator.asynchronous import BulkCopies, MBarriers, TensorMap
 from emulator.blocks import Translated, translate
 from emulator.flow import order_of_execution, polls
 from emulator.late import LateMemory
 from emulator.memory import UNSIGNED, Copies, Memory, Region, Shared, region_at
 from emulator.order import Clocks
+from emulator.products import Products
 from emulator.ptx import Kernel
 from emulator.reports import Report, Reports
 from emulator.strong import Strong
@@ -31,6 +32,10 @@ Array = NDArray[Any]
 # Whose turn it is. In lockstep all warps of all blocks do the same as long as they can. Otherwise one warp of
 # each block goes on until it waits ("alone"), or until the end of a basic block, when any may ("random").
 SCHEDULES = ("lockstep", "alone", "random")
+# How often a group of four warps has a turn at random, relative to others. Where warps have different roles,
+# some faults need one that is far ahead.
+PACES = (0.1, 1, 10)
+WARP_GROUP = 4
 
 _PARAMETERS, _APART = 0x40000000, 0x1000  # the address of the first parameter, and to the next one's
 
@@ -76,8 +81,10 @@ class Threads:
         if chosen.all():
             self.block_of_code = at
             return self
-        copied = self.machine.products.copied
-        registers = {name: copied([x], lambda parts: parts[0][chosen]) for name, x in self.registers.items()}
+        copied, warps = self.machine.products.copied, self.warp[chosen]
+        registers = {
+            name: copied([x], lambda parts: parts[0][chosen], warps) for name, x in self.registers.items()
+        }
         return Threads(self.machine, self.number[chosen], registers, at)
 
     @staticmethod
@@ -86,13 +93,15 @@ class Threads:
         first = several[0]
         if len(several) == 1:
             return first
-        number = np.concatenate([x.number for x in several])
+        number, warps = (np.concatenate([getattr(x, of) for x in several]) for of in ("number", "warp"))
         order = np.argsort(number, kind="stable")
         registers = {}
         for name in set().union(*(x.registers for x in several)):
             kind = next(x.registers[name].dtype.type for x in several if name in x.registers)
             parts = [x.registers[name] if name in x.registers else undefined(x.n, kind) for x in several]
-            registers[name] = first.machine.products.copied(parts, lambda all_: np.concatenate(all_)[order])
+            registers[name] = first.machine.products.copied(
+                parts, lambda all_: np.concatenate(all_)[order], warps[order]
+            )
         return Threads(first.machine, number[order], registers, first.block_of_code)
 
 
@@ -140,6 +149,7 @@ class Machine:
             SimpleNamespace(**{axis: np.uint32(size) for axis, size in zip("xyz", grid, strict=True)}),
         )
         self.warps_of_block = self.threads // WARP
+        self.paces = [self.random.choice(PACES) for _ in range(0, self.warps_of_block, WARP_GROUP)]
         self.clocks = Clocks(self.blocks, self.warps_of_block)
         self.environment = dict(environment or {})
         self.constants = {name: np.frombuffer(x, np.uint8).copy() for name, x in kernel.constants.items()}
@@ -197,7 +207,7 @@ class Machine:
         chosen, others = self._turn(ready)
         at = chosen.block_of_code
         if at >= len(self.code):
-            self._end(chosen)
+            self._end(chosen, np.ones(chosen.n, bool))
             return others + self._released()
 
         code = self.code[at]
@@ -219,7 +229,7 @@ class Machine:
             leaves = np.ones(chosen.n, bool) if taken is None else taken
             stays = [] if leaves.all() else [chosen.some(~leaves, at + 1)]
             if leaves.any():
-                self._end_some(chosen.number[leaves])
+                self._end(chosen, leaves)
                 return [*others, *stays, *self._released()]
             return [*others, *stays]
         return [*others, *self._barrier(chosen, end.operands, at)]
@@ -240,7 +250,8 @@ class Machine:
             candidates = ready
         else:
             warps = sorted({int(x.warp_of_block[0]) for x in ready})
-            turn = warps[0] if self.schedule == "alone" else self.random.choice(warps)
+            paces = [self.paces[warp // WARP_GROUP] for warp in warps]
+            turn = warps[0] if self.schedule == "alone" else self.random.choices(warps, paces)[0]
             candidates = [x for x in ready if x.warp_of_block[0] == turn]
         behind = min(candidates, key=lambda threads: self.ranks[threads.block_of_code]).block_of_code
         same = [x for x in candidates if x.block_of_code == behind]
@@ -274,11 +285,16 @@ class Machine:
         # The second may reuse nothing of the first: both are copies.
         return [threads.some(taken, code.target), threads.some(~taken, at + 1)]
 
-    def _end(self, threads: Threads) -> None:
-        self._end_some(threads.number)
+    def _end(self, threads: Threads, leaves: Array) -> None:
+        """Some threads end, and with the last of a block its shared memory."""
+        # Those for whom no code is left have ended at the last instruction that there is.
+        threads.block_of_code = min(threads.block_of_code, len(self.code) - 1)
+        threads.at = len(self.code[threads.block_of_code].block.instructions) - 1
 
-    def _end_some(self, numbers: Array) -> None:
-        self.alive[numbers] = False
+        self.alive[threads.number[leaves]] = False
+        some_left = self.alive.reshape(self.blocks, self.threads).any(1)
+        self.products.ended(threads, leaves)
+        self.bulk.ended(threads, leaves, leaves & ~some_left[threads.block])
 
     def _barrier(self, threads: Threads, operands: Sequence[Any], at: int) -> list[Threads]:
         """Threads arrive at a barrier of their block; those go on for which it is complete."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.asynchronous import TensorMap
 from emulator.machine import Machine, packed
 from emulator.memory import region_at
 from emulator.ptx import parse
@@ -42,8 +44,12 @@ def execute(
     schedule: str = "lockstep",
     seed: int = 0,
     late: bool = False,
+    maps: Mapping[int, TensorMap] | None = None,
 ) -> Reports:
-    """Runs a kernel whose registers %d0, %d1, ... point to arrays, %r0 is the thread and %r1 the block."""
+    """Runs a kernel whose registers %d0, %d1, ... point to arrays, %r0 is the thread and %r1 the block.
+
+    Of arrays that have one in `maps` a tensor map lies at the address of small_kernel_param_0, ...
+    """
     names = [f"small_kernel_param_{k}" for k in range(len(arrays))]
     pointers = "\n".join(f"ld.param.b64 %d{k}, [{name}];" for k, name in enumerate(names))
     parameters = ", ".join(f".param .u64 {name}" for name in names)
@@ -58,6 +64,7 @@ def execute(
         reports,
         schedule,
         seed,
+        tensor_maps={names[k]: box for k, box in (maps or {}).items()},
         late=late,
     )
     machine.run()
