@@ -15,8 +15,8 @@ Barriers in shared memory order the three roles:
 A wait knows only whether the phase that it waits for is even or odd. The ring keeps the groups close enough
 for that if a tile has at least as many steps as the ring has stages.
 
-No device has run this kernel yet. The tests run this source on numpy, with the roles in random turns, and
-compile it for Hopper, where it spills no registers. How fast it is, nobody has measured.
+No device has run this kernel yet. The tests compile it for Hopper, where it spills no registers, and execute
+its PTX on an emulator, with the roles in random turns. How fast it is, nobody has measured.
 """
 
 from __future__ import annotations
