@@ -135,8 +135,13 @@ def row_stats_kernel(
     flagged = mask_n & (shifts_will_do(others, highest, shift, COSINES) == 0)
     repairs = tl.max(flagged.to(tl.int32), 0) > 0
 
+    # E has the columns of the candidates and then of the negatives: how many these are, and how many
+    # columns and blocks of columns are before them.
+    PARTS: tl.constexpr = 1 if negatives is None else 2
+    matrices, columns = (candidates, negatives), (M, K)
+    columns_before, blocks_before = (0, M), (0, tl.cdiv(M, BLOCK_M))
+
     concludes = number == 0
-    blocks, of_negatives = tl.cdiv(M, BLOCK_M), tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * N
     if repairs:
         D *= UNIT
         tl.assume(D > 0)
@@ -149,49 +154,29 @@ def row_stats_kernel(
             row_targets = load_row_targets(targets, row, mask_n)
 
         rows, split = (first_n, start_n, offs_n, flagged), (number, splits)
-        exponentials_of_block(
-            queries,
-            candidates,
-            (stride_qn, stride_qd, stride_cm * UNIT, stride_cd),
-            (N, M, D),
-            scale_log2,
-            rows,
-            split,
-            bias,
-            row_targets,
-            target_columns if LISTED else None,
-            (query_groups, candidate_groups),
-            (mask, stride_mask_n, stride_mask_m),
-            (query_inverse_norms, candidate_inverse_norms),
-            (repaired_maxima, repaired_row_sums),
-            (out, stride_out_n),
-            EXCLUDE_DIAGONAL,
-            EVEN_D,
-            COMPUTE,
-            PRECISION,
-            BLOCK_N,
-            BLOCK_M,
-            BLOCK_D,
-        )
+        strides = (stride_cm * UNIT, stride_cd), (stride_km * UNIT, stride_kd)
+        inverse_norms = candidate_inverse_norms, negative_inverse_norms
 
-        if negatives is not None:
+        # To the scores of negatives nothing is added, and none of their cells is excluded.
+        for part in tl.static_range(PARTS):
+            first = tl.cast(blocks_before[part], tl.int64) * N
             exponentials_of_block(
                 queries,
-                negatives,
-                (stride_qn, stride_qd, stride_km * UNIT, stride_kd),
-                (N, K, D),
+                matrices[part],
+                (stride_qn, stride_qd, strides[part][0], strides[part][1]),
+                (N, columns[part], D),
                 scale_log2,
                 rows,
                 split,
-                None,
-                None,
-                None,
-                (None, None),
-                (None, 0, 0),
-                (query_inverse_norms, negative_inverse_norms),
-                (repaired_maxima + of_negatives, repaired_row_sums + of_negatives),
-                (out + M if out is not None else None, stride_out_n),
-                False,
+                bias if part == 0 else None,
+                row_targets if part == 0 else None,
+                target_columns if LISTED and part == 0 else None,
+                (query_groups, candidate_groups) if part == 0 else (None, None),
+                (mask, stride_mask_n, stride_mask_m) if part == 0 else (None, 0, 0),
+                (query_inverse_norms, inverse_norms[part]),
+                (repaired_maxima + first, repaired_row_sums + first),
+                (out + columns_before[part] if out is not None else None, stride_out_n),
+                EXCLUDE_DIAGONAL and part == 0,
                 EVEN_D,
                 COMPUTE,
                 PRECISION,
@@ -199,7 +184,6 @@ def row_stats_kernel(
                 BLOCK_M,
                 BLOCK_D,
             )
-            blocks += tl.cdiv(K, BLOCK_M)
 
         # What all threads have stored is seen by the program that counts the last part.
         tl.debug_barrier()
@@ -209,17 +193,17 @@ def row_stats_kernel(
     if concludes:
         if repairs:
             i, of_tiles = start_n + offs_n, (repaired_maxima, repaired_row_sums)
+            blocks = blocks_before[PARTS - 1] + tl.cdiv(columns[PARTS - 1], BLOCK_M)
             new_shift, new_others = combine_tiles(i, flagged, highest, of_tiles, N, blocks, BLOCK)
             shift, others = tl.where(flagged, new_shift, shift), tl.where(flagged, new_others, others)
             tl.store(row_shift_log2 + row, shift, mask=flagged)
             tl.store(repairs_done + first_n + start_n, 0)
 
             if out is not None:
-                stored = out, stride_out_n
-                rescale_block(i, flagged, shift, repaired_maxima, stored, (N, M), BLOCK_M, BLOCK)
-                if negatives is not None:
-                    stored, maxima = (out + M, stride_out_n), repaired_maxima + of_negatives
-                    rescale_block(i, flagged, shift, maxima, stored, (N, K), BLOCK_M, BLOCK)
+                for part in tl.static_range(PARTS):
+                    maxima = repaired_maxima + tl.cast(blocks_before[part], tl.int64) * N
+                    stored, sizes = (out + columns_before[part], stride_out_n), (N, columns[part])
+                    rescale_block(i, flagged, shift, maxima, stored, sizes, BLOCK_M, BLOCK)
 
         exact = target_starts, target_columns, target_weights, target_scores, zeroed, row_negative_scores
         outputs = logsumexp, mass, loss, factors, target_coefficients, row_negative_coefficients
