@@ -12,7 +12,8 @@ class Report:
     """Something that a GPU would not tell, or would stop at.
 
     Attributes:
-        kind: "bounds", "alignment", "uninitialised", "race", "values", "pending", "divergence" or "deadlock".
+        kind: "bounds", "alignment", "uninitialised", "race", "values", "pending", "proxy", "mbarrier" or
+            "divergence".
         kernel: its name.
         line: of the source, as the compiler gave it.
         instruction: its text.
