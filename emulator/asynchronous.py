@@ -63,21 +63,21 @@ class MBarriers:
             barrier = self._barrier(threads, lane, key, address)
             if barrier is None:
                 continue
-            self.machine.clocks.release(int(threads.warp[lane]), key)
+            self.machine.clocks.release(int(threads.warp[lane]), (key, "of this phase"))
             barrier.bytes += int(sizes[lane])
             barrier.missing -= 1
             if barrier.missing < 0:
                 self.machine.report(
                     threads, "mbarrier", np.array([lane]), address, "more arrive than it expects"
                 )
-            self._complete(barrier)
+            self._complete(barrier, key)
 
     def arrived(self, key: int, size: int, warp: int) -> None:
         """Bytes of an asynchronous copy that a warp has issued."""
         barrier = self.known[key]
-        self.machine.clocks.release(warp, key)
+        self.machine.clocks.release(warp, (key, "of this phase"))
         barrier.bytes -= size
-        self._complete(barrier)
+        self._complete(barrier, key)
 
     def waited(self, threads: Any, address: Array, parity: Array) -> Array:
         """mbarrier.try_wait.parity: whether the phase of this parity is complete. Others go to sleep."""
@@ -102,10 +102,12 @@ class MBarriers:
             self.machine.report(threads, "mbarrier", np.array([lane]), address, "it was not initialised")
         return barrier
 
-    def _complete(self, barrier: MBarrier) -> None:
+    def _complete(self, barrier: MBarrier, key: int) -> None:
+        """Begins the next phase if nothing is missing: who waits learns what was before."""
         if barrier.missing == 0 and barrier.bytes == 0:
             barrier.phase += 1
             barrier.missing = barrier.expected
+            self.machine.clocks.hand_on((key, "of this phase"), key)
             self.machine.woken = True
 
 

@@ -59,6 +59,12 @@ class Clocks:
         self._add(self.released, address, self._knowledge(warp))
         self.times[warp, warp] += 1
 
+    def hand_on(self, place: Hashable, address: Hashable) -> None:
+        """What has been released at a place can be learnt at an address from now on."""
+        known = self.released.pop(place, None)
+        if known is not None:
+            self._add(self.released, address, known)
+
     def acquire(self, warps: Integers | int, address: Hashable) -> None:
         """Warps learn what was released there."""
         self._learn(warps, self.released.get(address))

@@ -141,6 +141,34 @@ def test_an_mbarrier_orders_what_was_before_its_arrival(schedule):
     assert kinds(body.format(arrive=arrive, wait=""), **options) & {"race", "uninitialised"}
 
 
+@every_schedule
+def test_an_mbarrier_orders_nothing_of_a_phase_that_is_not_complete(schedule):
+    """Warp 1 waits for the first phase. It is complete before the store of warp 0, or after it."""
+    body = """
+        mov.b32 %r10, 128;
+        setp.eq.u32 %p1, %r0, 0;
+        @%p1 mbarrier.init.shared::cta.b64 [%r10], {expected};
+        bar.sync 0;
+        and.b32 %r11, %r0, 31;
+        mul.lo.u32 %r11, %r11, 4;
+        setp.ge.u32 %p2, %r0, 32;
+        @%p2 bra SECOND;
+        mbarrier.arrive.shared::cta.b64 _, [%r10];
+        st.shared.b32 [%r11], %r0;
+        @%p1 mbarrier.arrive.shared::cta.b64 _, [%r10];
+        bra END;
+        SECOND:
+        AGAIN:
+        mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r10], 0;
+        @!%p3 bra AGAIN;
+        ld.shared.b32 %r12, [%r11];
+        END:
+    """
+    options = {"threads": 64, "shared": 192, "schedule": schedule}
+    assert kinds(body.format(expected=33), **options) == set()
+    assert "race" in kinds(body.format(expected=32), **options)
+
+
 def test_blocks_are_ordered_by_atomics_alone():
     """The last of four blocks adds up what all have stored."""
     body = """
