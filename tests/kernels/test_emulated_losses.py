@@ -142,9 +142,9 @@ def test_what_is_planted_into_kernels_is_found(fault):
     result = faults()[fault]
     if result["wanted"] == "late":
         assert result["kinds"] == ["race"]
-        assert not max(result["errors"]) <= 0.01  # or NaN
+        assert any(not error <= 0.01 for error in result["errors"])  # some are NaN
     elif result["wanted"] == "values":
         assert result["kinds"] in ([], ["values"])
-        assert max(result["errors"]) > 0.01
+        assert any(error > 0.01 for error in result["errors"])
     else:
         assert result["kinds"] == [result["wanted"]]

@@ -233,8 +233,10 @@ def emulate(
 
     gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
     table = warp_specialized_table(gpu) if loss.warp_specialized else None
-    before = torch.get_float32_matmul_precision()
+    before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision(loss.precision)
+    # Memory that nobody has written is NaN then. It could hold the right values of an earlier run.
+    torch.use_deterministic_algorithms(True)
     try:
         with (
             mock.patch.object(triton, "why_not", return_value=None),
@@ -248,7 +250,8 @@ def emulate(
             except StoppedError:
                 return emulation, None
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        torch.use_deterministic_algorithms(before[1])
 
 
 def run(
