@@ -4,7 +4,8 @@
 // numbers of one k are adjacent; a panel of b is a few of its columns, stored in the same way. A tile of the result,
 // the product of two panels, stays in registers for all k of a block: each step loads one row of the panel of b, and
 // for each row of the tile broadcasts one number of the panel of a. With 14 x 32 numbers in a tile of AVX-512 that is
-// 28 fused multiply-adds for 16 loads, so that the multipliers never wait for a load.
+// 28 fused multiply-adds for 16 loads, so that the multipliers never wait for a load. A broadcast reads one number
+// wherever it is: a matrix whose rows or columns are adjacent can take the place of the panels of a.
 //
 // Where the processor has instructions for it, operands can be rounded to bfloat16. A panel then holds two numbers of
 // adjacent k as one of 32 bits, and an instruction multiplies and adds both, in float32: twice as many terms a step.
@@ -100,11 +101,70 @@ FASTQT_INLINE void round_to(const Vector& sums, uint16_t* to) {
 #endif
 }
 
-// to = factor * a b, or from + factor * a b, for panels of kRows rows and kVectors vectors, and `depth` elements. The
+// The rows of a tile in a matrix whose numbers of one row are adjacent, of which the tile reads a column after the other.
+// Addresses of x86 have a base and 1, 2, 4 or 8 times an index, so that a pointer serves five rows. Compilers would keep
+// more pointers than there are registers: the instruction is written out. Nothing writes to the matrix meanwhile.
+class AdjacentColumns {
+ public:
+  AdjacentColumns(const float* a, int64_t stride)
+      : first_(a), sixth_(a + 5 * stride), eleventh_(a + 10 * stride), stride_(stride * kBytes), triple_(3 * stride_) {}
+
+  template <class Vector>
+  FASTQT_INLINE void broadcast(int row, Vector& to) const {
+    const float* const five = row < 5 ? first_ : row < 10 ? sixth_ : eleventh_;
+#ifdef FASTQT_PANELS_X86
+    switch (row % 5) {  // a constant where the loop over rows is unrolled
+      case 0: asm("vbroadcastss (%1), %0" : "=v"(to) : "r"(five)); break;
+      case 1: asm("vbroadcastss (%1, %2), %0" : "=v"(to) : "r"(five), "r"(stride_)); break;
+      case 2: asm("vbroadcastss (%1, %2, 2), %0" : "=v"(to) : "r"(five), "r"(stride_)); break;
+      case 3: asm("vbroadcastss (%1, %2), %0" : "=v"(to) : "r"(five), "r"(triple_)); break;
+      default: asm("vbroadcastss (%1, %2, 4), %0" : "=v"(to) : "r"(five), "r"(stride_)); break;
+    }
+#else
+    to = five[row % 5 * (stride_ / kBytes)] - Vector{};
+#endif
+  }
+
+  FASTQT_INLINE void advance() { ++first_, ++sixth_, ++eleventh_; }
+
+ private:
+  static constexpr int64_t kBytes = sizeof(float);
+
+  const float *first_, *sixth_, *eleventh_;
+  int64_t stride_, triple_;  // bytes from one row to the next, and three times as many
+};
+
+// The rows of a tile where the elements of one column are adjacent: in a matrix, or in a panel of kRows rows. What the
+// next tile reads of a matrix is asked for, since no processor foresees accesses that are so far apart.
+template <class Element, int kRows>
+class AdjacentRows {
+ public:
+  AdjacentRows(const Element* a, int64_t stride) : column_(a), stride_(stride) {}
+
+  template <class Elements>
+  FASTQT_INLINE void broadcast(int row, Elements& to) const {
+#ifdef FASTQT_PANELS_X86
+    asm("vbroadcastss %1, %0" : "=v"(to) : "m"(column_[row]));
+#else
+    to = column_[row] - Elements{};  // a broadcast: x - 0 is x, for -0 too
+#endif
+  }
+
+  FASTQT_INLINE void advance() {
+    column_ += stride_;
+    __builtin_prefetch(column_ + 2 * kRows - 1);
+  }
+
+ private:
+  const Element* column_;
+  int64_t stride_;
+};
+
+// to = factor * a b, or from + factor * a b, for kRows rows of a, a panel of kVectors vectors, and `depth` elements. The
 // factor is read from memory when it is needed: as a value it would take a register from the sums.
-template <class Shape, int kRows, int kVectors>
-FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a, const typename Shape::Element* b,
-                                const float& factor, const Rows* from, const Rows& to) {
+template <class Shape, int kRows, int kVectors, class RowsOfA>
+FASTQT_INLINE void tile_product(int64_t depth, RowsOfA a, const typename Shape::Element* b, const float& factor,
+                                const Rows* from, const Rows& to) {
   using Vector = typename Shape::Vector;
   using Elements = typename Shape::Elements;
   constexpr int kLanes = Shape::kLanes;
@@ -132,7 +192,8 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
       for (int v = 0; v < kVectors; ++v) std::memcpy(&columns[v], b + v * kLanes, sizeof(Elements));
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {
-        const Elements row = a[i] - Elements{};  // a broadcast: x - 0 is x, for -0 too
+        Elements row;
+        a.broadcast(i, row);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           Vector sum = sums[i][v];  // which is a register; an element of the array would be kept in memory
@@ -144,7 +205,7 @@ FASTQT_INLINE void tile_product(int64_t depth, const typename Shape::Element* a,
           sums[i][v] = sum;
         }
       }
-      a += kRows;
+      a.advance();
       b += kVectors * kLanes;
     }
 

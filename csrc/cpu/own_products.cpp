@@ -139,6 +139,15 @@ void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, 
     TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
 }
 
+Tensor new_workspace(const Tensor& like, int64_t rows, int64_t columns) {
+  constexpr int64_t kHalfPage = 2048, kLine = 64;
+  const auto bytes = static_cast<int64_t>(like.element_size());
+  const bool is_shared = columns * bytes % kHalfPage == 0 && own_products_of(like) != Vectors::kNone;
+  const Tensor memory = new_matrix(like, rows, columns + (is_shared ? kLine / bytes : 0));
+  ask_for_large_pages(memory);
+  return part(memory, 1, {0, columns});
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def("own_product_(Tensor(a!) out, Tensor a, Tensor b, float factor, bool add, int level) -> ()");
   m.def("product_levels() -> (int used, int best, int bfloat16)");

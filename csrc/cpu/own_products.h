@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "cpu/panel_product.h"
 
@@ -26,5 +27,10 @@ Strided strided(const Tensor& matrix);
 // tensors, the layout of `out` or beta. `packed_b` is what `pack_columns` has made of b at this level, if it has.
 bool own_multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha, Vectors level,
                   const std::byte* packed_b = nullptr);
+
+// A new matrix for scores and what becomes of them. Rows that are a multiple of half a page apart share few sets of a
+// cache, which does not hold the rows or a column of a tile: a few columns that nobody uses then lie between them. Own
+// products read and write rows that are any number of columns apart.
+Tensor new_workspace(const Tensor& like, int64_t rows, int64_t columns);
 
 }  // namespace fastqt

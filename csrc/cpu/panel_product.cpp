@@ -22,6 +22,15 @@ PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, in
 
 namespace {
 
+// Where a tile finds its rows of a: at `data`, `stride` elements from one column to the next, or from one row to the next
+// where the elements of a row are adjacent.
+template <class Element>
+struct TileRows {
+  const Element* data;
+  int64_t stride;
+  bool has_adjacent_columns = false;
+};
+
 // A block of the product has at most so many rows and so many elements in each. Its panels of a, 4 MB, are read from the
 // cache by all panels of b, so that each of these is packed once for them all. The panel of b at hand, 128 kB at most,
 // stays in the second level of the cache.
@@ -70,9 +79,19 @@ struct Depths {
   Parts parts;
 };
 
+template <class Shape, int kRows, int kVectors, class Element>
+FASTQT_INLINE void tile_of(int64_t depth, const TileRows<Element>& a, const Element* b, const float& factor,
+                           const Rows* from, const Rows& to) {
+  if constexpr (!Shape::kPairs) {
+    if (a.has_adjacent_columns)
+      return tile_product<Shape, kRows, kVectors>(depth, AdjacentColumns(a.data, a.stride), b, factor, from, to);
+  }
+  tile_product<Shape, kRows, kVectors>(depth, AdjacentRows<Element, kRows>(a.data, a.stride), b, factor, from, to);
+}
+
 template <class Element>
-using TileFunction = void (*)(int64_t depth, const Element* a, const Element* b, const float& factor, const Rows* from,
-                              const Rows& to);
+using TileFunction = void (*)(int64_t depth, const TileRows<Element>& a, const Element* b, const float& factor,
+                              const Rows* from, const Rows& to);
 
 // Packs the panels of a in a block. Where the rows of a are adjacent in memory, the panels are filled side by side, a
 // few columns of `a` at a time, so that what is read lies together.
@@ -101,16 +120,16 @@ constexpr auto tiles_of(std::integer_sequence<int, kTile...>) {
   return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{&Level::template tile<kTile>...};
 }
 
-// Multiplies a panel of a with `height` rows by a panel of b with `columns` columns to a tile of the result, which is
-// added to `from` if there is one.
+// Multiplies `height` rows of a by a panel of b with `columns` columns to a tile of the result, which is added to `from`
+// if there is one.
 template <class Level, class Element>
-FASTQT_INLINE void multiply_panel(const Element* panel_of_a, int64_t height, const Element* panel_of_b, int64_t columns,
+FASTQT_INLINE void multiply_panel(const TileRows<Element>& a, int64_t height, const Element* panel_of_b, int64_t columns,
                                   int64_t elements, const float& factor, const Rows* from, const Rows& to) {
   using Shape = typename Level::Shape;
   const int64_t width = padded<Shape>(columns);
   constexpr auto kTiles = tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
   const TileFunction<Element> tile = kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
-  if (columns == width) return tile(elements, panel_of_a, panel_of_b, factor, from, to);
+  if (columns == width) return tile(elements, a, panel_of_b, factor, from, to);
 
   // The tile reaches beyond the last column. Its sums are added in the order of all others, so that they do not depend
   // on how threads have shared the columns.
@@ -120,7 +139,7 @@ FASTQT_INLINE void multiply_panel(const Element* panel_of_a, int64_t height, con
     std::fill(whole + y * width + columns, whole + (y + 1) * width, 0.0f);
   }
   const Rows sums{whole, width};
-  tile(elements, panel_of_a, panel_of_b, factor, from == nullptr ? nullptr : &sums, sums);
+  tile(elements, a, panel_of_b, factor, from == nullptr ? nullptr : &sums, sums);
   for (int64_t y = 0; y < height; ++y) {
     if (!to.is_bfloat16) {
       std::copy_n(whole + y * width, columns, to.at<float>(y, 0));
@@ -170,9 +189,53 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
         for (int64_t p = 0; p < panels.count; ++p) {
           const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
           const Rows from = kept.from(i, j);
-          multiply_panel<Level>(panels_of_a + i * elements, height, panel_of_b, columns, elements, product.factor,
-                                add ? &from : nullptr, destination.from(i, j));
+          multiply_panel<Level>(TileRows<Element>{panels_of_a + i * elements, height}, height, panel_of_b, columns,
+                                elements, product.factor, add ? &from : nullptr, destination.from(i, j));
         }
+      }
+    }
+  }
+}
+
+// Whether tiles read a where it is. A panel of it pays where many panels of b are multiplied by it; pairs of bfloat16
+// have to be made anyway. Rows that are a multiple of a page apart lie in a few lines of the first level of the cache,
+// which does not hold those of a tile.
+template <class Shape>
+bool is_read_in_place(const PanelProduct& product) {
+  constexpr int64_t kMostColumns = 256, kPage = 4096 / sizeof(float);
+  const Strided& a = product.a;
+  if (Shape::kPairs || product.packed_b != nullptr || product.columns > kMostColumns) return false;
+  return a.row_stride == 1 || (a.column_stride == 1 && a.row_stride % kPage != 0);
+}
+
+// A product whose a is read in place. All panels of b of a block stay in the second level of the cache, so that each
+// tile's rows of a, which stay in the first one, come from the memory once for them all.
+template <class Level>
+FASTQT_INLINE void multiply_in_place(const PanelProduct& product) {
+  using Shape = typename Level::Shape;
+  static thread_local Memory memory;
+  const Parts panels(product.rows, Shape::kRows), depths(product.depth, kBlockElements);
+  auto* const packed = memory.of<float>(padded<Shape>(product.columns) * depths.longest());
+  const bool has_adjacent_columns = product.a.row_stride != 1;
+
+  for (int64_t d = 0; d < depths.count; ++d) {
+    const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k;
+    for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
+      const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j);
+      pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth, packed + j * depth,
+                                padded<Shape>(columns));
+    }
+
+    for (int64_t p = 0; p < panels.count; ++p) {
+      const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
+      const TileRows<float> rows{product.a.at(i, k),
+                                 has_adjacent_columns ? product.a.row_stride : product.a.column_stride,
+                                 has_adjacent_columns};
+      for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
+        const Rows to = product.out.from(i, j);
+        multiply_panel<Level>(rows, height, packed + j * depth,
+                              std::min<int64_t>(Shape::kColumns, product.columns - j), depth, product.factor,
+                              product.add || d > 0 ? &to : nullptr, to);
       }
     }
   }
@@ -198,12 +261,17 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
     using Shape = TileShape<ELEMENT, LANES, ROWS, VECTORS>;                                                          \
                                                                                                                      \
     template <int kTile>                                                                                             \
-    TARGET static void tile(int64_t depth, const ELEMENT* a, const ELEMENT* b, const float& factor, const Rows* from, \
-                            const Rows& to) {                                                                        \
-      tile_product<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);                        \
+    TARGET static void tile(int64_t depth, const TileRows<ELEMENT>& a, const ELEMENT* b, const float& factor,         \
+                            const Rows* from, const Rows& to) {                                                      \
+      tile_of<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);                             \
     }                                                                                                                \
                                                                                                                      \
-    TARGET static void multiply(const PanelProduct& product) { multiply_blocks<NAME>(product); }                     \
+    TARGET static void multiply(const PanelProduct& product) {                                                       \
+      if constexpr (!Shape::kPairs) {                                                                                \
+        if (is_read_in_place<Shape>(product)) return multiply_in_place<NAME>(product);                               \
+      }                                                                                                              \
+      multiply_blocks<NAME>(product);                                                                                \
+    }                                                                                                                \
     TARGET static void pack(const Strided& b, int64_t depth, int64_t columns, std::byte* packed) {                   \
       pack_all<Shape>(b, depth, columns, packed);                                                                    \
     }                                                                                                                \

@@ -25,6 +25,7 @@
 #include "cpu/checks.h"
 #include "cpu/dtypes.h"
 #include "cpu/matrix.h"
+#include "cpu/own_products.h"
 #include "cpu/parallel.h"
 #include "cpu/problem.h"
 #include "cpu/problem_operators.h"
@@ -87,10 +88,7 @@ class PrefixWalk {
   // Visits all rows, so many at a time.
   void run(int64_t rows) {
     rows = std::min(rows, N_);
-    for (Prefix<T>& prefix : prefixes_) {
-      prefix.cells = new_matrix(queries_, rows, width_);
-      ask_for_large_pages(prefix.cells);
-    }
+    for (Prefix<T>& prefix : prefixes_) prefix.cells = new_workspace(queries_, rows, width_);
     if (gradients_.scale) products_ = new_matrix(queries_, rows, prefixes_.back().block.end);
     for_ranges(N_, rows, [&](Range range) {
       multiply_blocks(range);

@@ -15,6 +15,7 @@
 
 #include "cpu/checks.h"
 #include "cpu/matrix.h"
+#include "cpu/own_products.h"
 #include "cpu/three_block_tile.h"
 
 namespace fastqt {
@@ -92,9 +93,9 @@ class ThreeBlockWalk {
     ask_for_large_pages(gradients.candidates);
     std::optional<Tensor> to_queries, to_candidates;
     if (gradients.queries || (gradients.candidates && !stop_gradient_))
-      to_queries = new_matrix(queries_, rows_, blocks_.n);
+      to_queries = new_workspace(queries_, rows_, blocks_.n);
     if (!stop_gradient_) to_candidates = to_queries;
-    else if (gradients.candidates) to_candidates = new_matrix(queries_, rows_, blocks_.n);
+    else if (gradients.candidates) to_candidates = new_workspace(queries_, rows_, blocks_.n);
     Sums sums(blocks_.n);
     Cosines<T> cosines(queries_, candidates_, rows_);
     for_ranges(blocks_.n, rows_, [&](Range range) {

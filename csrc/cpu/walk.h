@@ -206,9 +206,7 @@ class Walk {
     const int64_t N = queries_.size(0), D = queries_.size(1);
     tile_rows_ = std::min(rows, N);
     columns = std::min(columns, width_);
-    const Tensor memory = new_matrix(queries_, slots * tile_rows_, columns + columns_between_rows(columns));
-    ask_for_large_pages(memory);
-    workspace_ = part(memory, 1, {0, columns});
+    workspace_ = new_workspace(queries_, slots * tile_rows_, columns);
     int64_t products = 0;  // that a row of the queries' gradient is the sum of
     for (Block<S>& block : blocks_) {
       products += (block.columns.size() + columns - 1) / columns;
@@ -219,15 +217,6 @@ class Walk {
       queries_sum_ = new_tensor<2>({tile_rows_, D},
                                    kRounds<S> ? aoti_torch_dtype_float32() : dtype_of(queries_));
     if (kRounds<S>) product_ = new_matrix(queries_, std::max(tile_rows_, workspace_.size(1)), D);
-  }
-
-  // How many columns of the workspace nobody uses. Rows that are a multiple of half a page apart share few sets of a
-  // cache, which then does not hold a column of a panel. Own products write rows that are any number of columns apart.
-  int64_t columns_between_rows(int64_t columns) const {
-    constexpr int64_t kHalfPage = 2048, kLine = 64;
-    const auto bytes = static_cast<int64_t>(queries_.element_size());
-    const bool is_shared = columns * bytes % kHalfPage == 0 && own_products_of(queries_) != Vectors::kNone;
-    return is_shared ? kLine / bytes : 0;
   }
 
   void find_norms() {

@@ -57,6 +57,20 @@ def test_threads_share_a_product(shape, threads):
     assert torch.equal(*sums)
 
 
+@pytest.mark.parametrize("shape", [(40, 70, 1024), (31, 256, 1500), (1, 5, 300), (700, 33, 90)])
+def test_operands_that_are_read_in_place_have_the_bits_of_panels(shape):
+    """Rows that are not adjacent are copied to panels, as are those that are a multiple of a page apart."""
+    level, (m, n, k) = own_level(), shape
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    apart = torch.empty(m, 2 * k)[:, ::2].copy_(a)
+    adjacent_rows = a.t().contiguous().t()
+    padded = torch.empty(m, k + 16)[:, :k].copy_(a)
+    outs = [torch.empty(m, n) for _ in range(4)]
+    for out, operand in zip(outs, (apart, a, adjacent_rows, padded), strict=True):
+        torch.ops.fastqt.own_product_(out, operand, b, 1.0, False, level)
+    assert all(torch.equal(out, outs[0]) for out in outs[1:])
+
+
 @pytest.mark.parametrize("k", [300, 1024, 8192])
 def test_errors_are_at_most_those_of_torch(k):
     level = own_level()
