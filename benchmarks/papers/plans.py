@@ -155,6 +155,10 @@ def _quickthoughts() -> list[Run]:
             Run(f"{name} in bfloat16", {**recurrent, **options, "precision": "bfloat16"})
             for name, options in RECURRENT.items()
         ),
+        Run(
+            "uni-GRU in bfloat16, 4 passes",
+            {**recurrent, **RECURRENT["uni-GRU"], "precision": "bfloat16", "epochs": 4},
+        ),
     ]
 
 
