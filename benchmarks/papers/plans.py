@@ -122,6 +122,14 @@ def _views(
     return [Run(name, options, **common, keep_vectors=True) for name, options in planned.items()]
 
 
+RECURRENT: dict[str, Options] = {
+    "uni-GRU": {"encoder": "gru"},
+    "bi-GRU": {"encoder": "bigru"},
+    "combine": {"encoder": "combine"},
+    "MC, bi-GRU": {**GLOVE, "encoder": "mc-bigru", "trained-dim": 300},
+}
+
+
 def _quickthoughts() -> list[Run]:
     """The paper's encoders, beside means of the same word vectors."""
     recurrent = {"hidden-size": 300, "epochs": 1}
@@ -142,13 +150,14 @@ def _quickthoughts() -> list[Run]:
         Run("MC, bow", channels),
         *(Run(f"MC, bow, seed {seed}", {**channels, "seed": seed}) for seed in SEEDS[1:]),
         with_words("MC, bow"),
-        Run("uni-GRU", {**recurrent, "encoder": "gru"}),
-        Run("bi-GRU", {**recurrent, "encoder": "bigru"}),
-        Run("combine", {**recurrent, "encoder": "combine"}),
-        Run("MC, bi-GRU", {**recurrent, **GLOVE, "encoder": "mc-bigru", "trained-dim": 300}),
+        *(Run(name, {**recurrent, **options}) for name, options in RECURRENT.items()),
         *(
-            Run(f"{name} in bfloat16", {**recurrent, "encoder": encoder, "precision": "bfloat16"})
-            for name, encoder in (("uni-GRU", "gru"), ("bi-GRU", "bigru"), ("combine", "combine"))
+            Run(f"{name} in bfloat16", {**recurrent, **options, "precision": "bfloat16"})
+            for name, options in RECURRENT.items()
+        ),
+        Run(
+            "uni-GRU in bfloat16, 4 passes",
+            {**recurrent, **RECURRENT["uni-GRU"], "precision": "bfloat16", "epochs": 4},
         ),
     ]
 
