@@ -7,6 +7,7 @@ row. Engines compare the scores that they have anyway with the thresholds, so th
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 BLOCK_BYTES = {"cpu": 2**19}
 BLOCK_BYTES_ELSEWHERE = 2**26
 
+MOST_KNOWN = 8  # targets in a cache, whose cells are kept; after so many all are forgotten
+_known: dict[int, tuple[TargetRows, int, _Cells]] = {}
+
 
 def with_thresholds(call: Call) -> Call:
     """The call with the thresholds of its rows, (N,) in the dtype of losses, in place of its margin.
@@ -35,12 +39,17 @@ def with_thresholds(call: Call) -> Call:
     if call.false_negative_margin is None:
         return call
 
-    targets = targets_of_margin(call, call.candidates.shape[0])
-    row, column = _cells(targets, call.candidates.shape[0])
+    M = call.candidates.shape[0]
+    targets = targets_of_margin(call, M)
     whole = is_traced(call.queries) or is_transformed()
     if not whole and _has_operator(call):
-        return _with_margin(call, targets, row, _similarities_of_cells(call, row, column))
+        cells = _cells_on_cpu(targets, M)
+        of_cells = _similarities_of_cells(call, cells.row, cells.column)
+        if cells.are_one_a_row:
+            return _with_lowest(call, of_cells)
+        return _with_margin(call, targets, cells.row, of_cells)
 
+    row, column = _cells(targets, M)
     room = BLOCK_BYTES.get(call.queries.device.type, BLOCK_BYTES_ELSEWHERE)
     step = room // (call.queries.shape[1] * call.queries.element_size())
     step = max(len(row) if whole else step, 1)
@@ -86,6 +95,32 @@ def _cells(targets: TargetRows, M: int) -> tuple[Tensor, Tensor]:
     return torch.repeat_interleave(starts.diff(), output_size=len(columns)), columns.clamp(0, M - 1)
 
 
+class _Cells(NamedTuple):
+    """The cells of targets on a CPU."""
+
+    row: Tensor  # of each entry, as the next one
+    column: Tensor
+    are_one_a_row: bool  # and have a weight
+
+
+def _cells_on_cpu(targets: TargetRows, M: int) -> _Cells:
+    """The cells of some targets over M candidates; those of targets in a cache are found once."""
+    known = _known.get(id(targets))
+    if known is not None and known[0] is targets and known[1] == M:
+        return known[2]
+
+    starts, columns, weights = targets.compressed()
+    row, column = _cells(targets, M)
+    rows = len(starts) - 1
+    one = len(columns) == rows and bool((starts.diff() == 1).all()) and bool((weights != 0).all())
+    cells = _Cells(row.contiguous(), column.contiguous(), one)
+    if targets.cached:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[id(targets)] = targets, M, cells
+    return cells
+
+
 def _similarities(call: Call, queries: Tensor, candidates: Tensor) -> Tensor:
     """The similarities of rows with rows, as a matrix product reads them, in the dtype of losses."""
     read_as = input_dtype(call.queries)
@@ -113,21 +148,26 @@ def _similarities_of_cells(call: Call, row: Tensor, column: Tensor) -> Tensor:
     rows = [x.detach().to(read_as) for x in (call.queries, call.candidates)]
     queries, candidates = (x if x.stride(1) == 1 else x.contiguous() for x in rows)
     of_cells: Tensor = torch.ops.fastqt.row_similarities.default(
-        queries, candidates, row.contiguous(), column.contiguous(), call.normalize, LEAST_NORM
+        queries, candidates, row, column, call.normalize, LEAST_NORM
     )
     return of_cells
 
 
 def _with_margin(call: Call, targets: TargetRows, row: Tensor, similarities: Tensor) -> Call:
     """The call with thresholds from the least similar target of each row; infinity where there is none."""
-    margin, strategy = call.false_negative_margin, call.false_negative_margin_strategy
-    assert margin is not None
     of_targets = similarities.masked_fill(targets.compressed()[2] == 0, torch.inf)
     lowest = torch.full(call.queries.shape[:1], torch.inf, dtype=of_targets.dtype, device=row.device)
-    lowest = lowest.scatter_reduce(0, row, of_targets, "amin")
+    return _with_lowest(call, lowest.scatter_reduce(0, row, of_targets, "amin"))
+
+
+def _with_lowest(call: Call, lowest: Tensor) -> Call:
+    """The call with thresholds from the lowest similarity of each row with its targets."""
+    margin, strategy = call.false_negative_margin, call.false_negative_margin_strategy
+    assert margin is not None
     thresholds = threshold_of(lowest, margin, strategy)
-    # Infinity times a relative margin of 0 is NaN.
-    return _with(call, thresholds.masked_fill(lowest == torch.inf, torch.inf))
+    if strategy == "relative":  # Infinity times a margin of 0 is NaN.
+        thresholds = thresholds.masked_fill(lowest == torch.inf, torch.inf)
+    return _with(call, thresholds)
 
 
 def _with(call: Call, thresholds: Tensor) -> Call:
