@@ -528,7 +528,7 @@ def test_no_part_of_the_memory_grows_with_both_sides(backend):
     assert most[0.1] < most[None] + rows * (8 * 4 * 4 + 64) + of_chunk
 
 
-X = torch.randn(4, 3)
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 REFUSALS = {
     "a text": ({"false_negative_margin": "0.1"}, TypeError, "false_negative_margin: want a number, got str"),
     "infinite": ({"false_negative_margin": float("inf")}, ValueError, "false_negative_margin: want a finite"),
