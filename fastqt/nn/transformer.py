@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.checks import check_dropout, check_option, check_size
-from fastqt.nn.dropout import Dropout
 from fastqt.nn.encoders import Encoder, check_batch
 from fastqt.nn.init import embedding_table
 
@@ -31,8 +30,7 @@ class Transformer(Encoder):
         layers: number of layers.
         heads: number of attention heads, a divisor of `dim`.
         feedforward: the hidden width of the feed-forward network.
-        dropout: the dropout probability of embeddings, attention weights and the results of sub-layers. On a
-            CPU it is rounded to a multiple of 1 / 65,536, but for attention weights.
+        dropout: the dropout probability of embeddings, attention weights and the results of sub-layers.
         max_length: the number of position vectors, which is the length of the longest sentence.
         pooling: "mean" takes the mean over the words; "first" puts a learnt token in front of the words and
             takes its vector.
@@ -79,7 +77,7 @@ class Transformer(Encoder):
         self.summary = nn.Parameter(torch.empty(1, dim).uniform_(-0.1, 0.1)) if pooling == "first" else None
         self.layers = nn.ModuleList(TransformerLayer(dim, heads, feedforward, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     @property
     def word_table(self) -> Tensor:
@@ -165,7 +163,7 @@ class TransformerLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(dim)
         self.expand = nn.Linear(dim, feedforward)
         self.contract = nn.Linear(feedforward, dim)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         for kernel in (*self.query_key_value.weight.chunk(3), self.output.weight):
             nn.init.xavier_uniform_(kernel)
         for linear in (self.expand, self.contract):
