@@ -240,7 +240,7 @@ def module_of(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.execmodule_of(module)
+    spec.loader.exec_module(module)
     return module
 
 
