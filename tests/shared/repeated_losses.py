@@ -95,6 +95,21 @@ def results(loss: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value, inputs)]
 
 
+def scaled_gradients() -> dict[str, Any]:
+    """Gradients of four batches, times upstream gradients that are not 1; two launches are repeated."""
+    from fastqt.kernels import upstream
+
+    with mock.patch.object(upstream, "_repeat", side_effect=upstream._repeat) as repeat:
+        equal = []
+        for seed in range(4):
+            gradients = [x.detach() for x in embeddings(torch.bfloat16, seed)]
+            factor = torch.tensor(0.3 + seed)
+            exact = [(x.float() * (factor * 2)).to(x.dtype) for x in gradients]
+            upstream.scale_gradients(gradients, factor, 2.0)
+            equal += map(torch.equal, gradients, exact)
+    return {"name": "gradients", "repeated": repeat.call_count, "wanted": 2, "equal": all(equal)}
+
+
 def main() -> None:
     from fastqt.engines.triton import loop, repeated
 
@@ -121,6 +136,7 @@ def main() -> None:
             equal = all(map(torch.equal, chain(*exact), chain(*again)))
             found = {"name": name, "repeated": len(repetitions), "wanted": wanted, "equal": equal}
             print(json.dumps({**found, "reports": list(map(str, REPORTS))}), flush=True)
+        print(json.dumps({**scaled_gradients(), "reports": list(map(str, REPORTS))}), flush=True)
 
 
 if __name__ == "__main__":
