@@ -22,6 +22,7 @@ from fastqt.options import MarginStrategy
 
 MARGIN_STRATEGIES: tuple[str, ...] = get_args(MarginStrategy)
 PAIR_ROWS = 4096  # of which the scores of pairs are found at a time
+LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
 
 
 class Guide:
@@ -151,12 +152,19 @@ def pair_thresholds(
     queries: Tensor, positives: Tensor, *, margin: float, strategy: str, normalize: bool = True
 ) -> Tensor:
     """The score of each query with its positive less the margin, (N,) float32; rows beyond are not read."""
-    chunks = [
-        (scorable(q, normalize) * scorable(p, normalize)).sum(1).float()
-        for q, p in zip(queries.split(PAIR_ROWS), positives[: len(queries)].split(PAIR_ROWS), strict=True)
-    ]
-    scores = torch.cat(chunks)
+    blocks = zip(queries.split(PAIR_ROWS), positives[: len(queries)].split(PAIR_ROWS), strict=True)
+    scores = torch.cat([_pair_scores(q, p, normalize) for q, p in blocks])
     return scores - (margin if strategy == "absolute" else scores.abs() * margin)
+
+
+def _pair_scores(queries: Tensor, positives: Tensor, normalize: bool) -> Tensor:
+    """The scores of queries with their positives, (n,) float32, summed as `scorable` says."""
+    dtype = accumulation_dtype(queries.device)
+    scores = (queries.to(dtype) * positives).sum(1)
+    if normalize:
+        for x in (queries, positives):
+            scores /= torch.linalg.vector_norm(x, dim=1, dtype=dtype).clamp(min=LEAST_NORM)
+    return scores.float()
 
 
 def scorable(x: Tensor, normalize: bool) -> Tensor:

@@ -1,6 +1,7 @@
 #include "cpu/row_passes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cpu/vector_math.h"
@@ -303,6 +304,21 @@ FASTQT_CLONES void row_exclude_group(double* x, const int64_t* groups, int64_t n
 
 FASTQT_CLONES void row_exclude_above(float* x, int64_t n, float limit) { exclude_above_body(x, n, limit); }
 FASTQT_CLONES void row_exclude_above(double* x, int64_t n, double limit) { exclude_above_body(x, n, limit); }
+
+FASTQT_CLONES bool row_above(uint8_t* above, const float* x, const float* factors, int64_t n, float factor, float limit,
+                             float error) {
+  uint8_t found = 0;
+#pragma omp simd reduction(| : found)
+  for (int64_t j = 0; j < n; ++j) {
+    const float product = factor * (factors[j] * x[j]), distance = product - limit;
+    // Comparisons are false for a NaN, which is undecided.
+    const bool is_decided = std::abs(distance) > error && std::abs(product) < std::numeric_limits<float>::infinity();
+    const uint8_t result = is_decided ? static_cast<uint8_t>(distance > 0) : kUndecided;
+    above[j] = result;
+    found |= result;
+  }
+  return (found & kUndecided) != 0;
+}
 
 FASTQT_CLONES double row_dot(const float* x, const float* y, int64_t n) { return dot_body(x, y, n); }
 FASTQT_CLONES double row_dot(const double* x, const double* y, int64_t n) { return dot_body(x, y, n); }

@@ -72,6 +72,11 @@ void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t grou
 void row_exclude_above(float* x, int64_t n, float limit);
 void row_exclude_above(double* x, int64_t n, double limit);
 
+// above_j = 1 where factor * factors_j * x_j > limit and 0 where it is not, or kUndecided where the product is not finite
+// or within `error` of the limit; returns whether any is undecided
+constexpr uint8_t kUndecided = 2;
+bool row_above(uint8_t* above, const float* x, const float* factors, int64_t n, float factor, float limit, float error);
+
 // sum_j x_j y_j
 double row_dot(const float* x, const float* y, int64_t n);
 double row_dot(const double* x, const double* y, int64_t n);

@@ -1,6 +1,9 @@
-// The similarities of some queries with some candidates, each pair on its own: an operator for what a loss asks of its
-// targets before it makes the scores of all. In torch's operations the rows of the pairs are copied, and each step of
-// the formula is a walk over them; a small batch then takes as long for its targets as for a tenth of its scores.
+// The similarities of some queries with some candidates, each pair on its own, summed in float64.
+//
+// One operator is for what a loss asks of its targets before it makes the scores of all. In torch's operations the rows
+// of the pairs are copied, and each step of the formula is a walk over them; a small batch then takes as long for its
+// targets as for a tenth of its scores. The other one tells which similarities of all pairs are above a threshold, from
+// products in float32 that decide nearly all of them.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -66,14 +69,56 @@ Tensor row_similarities(const Tensor& queries, const Tensor& candidates, const T
   });
 }
 
+// Writes to `mask` (n, m) which similarities of float32 queries and candidates are above the thresholds of their rows,
+// compared in float32. `products` (n, m) are inner products in float32: times the factors of row i and of column j, they
+// differ from the similarities by less than errors[i] where they are finite. What that does not decide is summed in
+// float64.
+void above_thresholds(Tensor mask, const Tensor& products, const Tensor& queries, const Tensor& candidates,
+                      const Tensor& row_factors, const Tensor& column_factors, const Tensor& thresholds,
+                      const Tensor& errors, bool normalize, double least_norm) {
+  check_tensor("queries", queries, ScalarType::Float, {kAnySize, kAnySize}, Layout::kStrided);
+  const int64_t n = queries.size(0), D = queries.size(1), m = candidates.size(0);
+  check_tensor("candidates", candidates, ScalarType::Float, {kAnySize, D}, Layout::kStrided);
+  check_tensor("products", products, ScalarType::Float, {n, m}, Layout::kStrided);
+  check_tensor("mask", mask, ScalarType::Bool, {n, m}, Layout::kStrided);
+  check_tensor("row_factors", row_factors, ScalarType::Float, {n}, Layout::kContiguous);
+  check_tensor("column_factors", column_factors, ScalarType::Float, {m}, Layout::kContiguous);
+  check_tensor("thresholds", thresholds, ScalarType::Float, {n}, Layout::kContiguous);
+  check_tensor("errors", errors, ScalarType::Float, {n}, Layout::kContiguous);
+  for (const auto* matrix : {&queries, &candidates})
+    STD_TORCH_CHECK(matrix->stride(1) == 1 || D == 1, "queries, candidates: want rows with adjacent columns");
+  for (const auto* matrix : {static_cast<const Tensor*>(&mask), &products})
+    STD_TORCH_CHECK(matrix->stride(1) == 1 || m == 1, "mask, products: want rows with adjacent columns");
+
+  const RowsOf<float> f(queries), g(candidates), x(products);
+  const RowsOf<uint8_t> above(mask);  // a byte for each truth value
+  const auto *factors = row_factors.const_data_ptr<float>(), *columns = column_factors.const_data_ptr<float>(),
+             *limits = thresholds.const_data_ptr<float>(), *margins = errors.const_data_ptr<float>();
+  in_parallel(n, m, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      uint8_t* const row = above[i];
+      if (!row_above(row, x[i], columns, m, factors[i], limits[i], margins[i])) continue;
+      for (int64_t j = 0; j < m; ++j)
+        if (row[j] == kUndecided)
+          row[j] = static_cast<float>(similarity(f[i], g[j], D, normalize, least_norm)) > limits[i];
+    }
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "row_similarities(Tensor queries, Tensor candidates, Tensor rows, Tensor columns, bool normalize, "
       "float least_norm) -> Tensor");
+  m.def(
+      "above_thresholds_(Tensor(a!) mask, Tensor products, Tensor queries, Tensor candidates, Tensor row_factors, "
+      "Tensor column_factors, Tensor thresholds, Tensor errors, bool normalize, float least_norm) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("row_similarities", TORCH_BOX(&row_similarities)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("row_similarities", TORCH_BOX(&row_similarities));
+  m.impl("above_thresholds_", TORCH_BOX(&above_thresholds));
+}
 
 }  // namespace fastqt

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.engines import ops
+from fastqt.engines import ops, own_products
 from fastqt.fields import getter, places_of
 from fastqt.problem import (
     DIAGONALS,
@@ -162,15 +162,9 @@ def _chunk_rows(p: Problem) -> int:
 
 def _rows_in_cache(p: Problem) -> int:
     """How many rows of a chunk pay, where the memory has room for more."""
-    if p.queries.dtype is not torch.bfloat16 or not _has_own_products():
+    if p.queries.dtype is not torch.bfloat16 or not own_products.levels()[0]:
         return len(p.queries)
     return BFLOAT16_BYTES // p.queries.element_size() // width_of(p)
-
-
-@functools.cache
-def _has_own_products() -> bool:
-    level: int = torch.ops.fastqt.product_levels()[0]
-    return level != 0
 
 
 def width_of(p: Problem) -> int:

@@ -77,7 +77,12 @@ else:
     def _fake_row_similarities(queries: Tensor, candidates: Tensor, rows: Tensor, *_: Any) -> Tensor:
         return queries.new_empty(rows.shape, dtype=torch.promote_types(queries.dtype, torch.float32))
 
+    def _fake_in_place(*_: Any) -> None:
+        pass
+
     torch.library.register_fake("fastqt::row_similarities", _fake_row_similarities)
+    torch.library.register_fake("fastqt::above_thresholds_", _fake_in_place)
+    torch.library.register_fake("fastqt::own_product_", _fake_in_place)
     torch.library.register_fake("fastqt::contrastive_loss_rows", _fake_loss_rows)
     torch.library.register_fake("fastqt::contrastive_loss_with_gradients", _fake_loss_with_gradients)
     torch.library.register_fake("fastqt::contrastive_loss_backward", _fake_loss_backward)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation, reference
-from fastqt.guide import Guide, scorable
+from fastqt.functional.guide_rows import GuideRows
+from fastqt.guide import Guide
 from fastqt.problem import (
     LEAST_MEMORY,
     Gradients,
@@ -266,17 +267,15 @@ def _mask(p: GuidedProblem, rows: slice, targets: TargetRows, cells: Tensor, wid
     M, height = len(p.candidates), rows.stop - rows.start
     mask = cells[: height * width].view(height, width)
 
-    queries = scorable(p.guide_queries[rows], p.guide_normalize)
-    thresholds = p.guide_thresholds[rows, None]
+    guide = GuideRows(p.guide_queries[rows], p.guide_thresholds[rows], normalize=p.guide_normalize)
     room = _share(p) // 2
-    step = max(MIN_COLUMNS, room // (CELL_BYTES * height + 16 * queries.shape[1]))
+    step = max(MIN_COLUMNS, room // (CELL_BYTES * height + 16 * p.guide_queries.shape[1]))
     blocks = [(0, p.guide_candidates)]
     if p.guide_negatives is not None:
         blocks.append((M, p.guide_negatives))
     for first, block in blocks:
         for part in block.split(step):
-            scores = (queries @ scorable(part, p.guide_normalize).T).float()
-            torch.gt(scores, thresholds, out=mask[:, first : first + len(part)])
+            guide.write_above(mask[:, first : first + len(part)], part)
             first += len(part)
 
     if p.query_groups is not None and p.candidate_groups is not None:

@@ -18,6 +18,7 @@ from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_le
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.engines.chunked.walk import scale_on
+from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype
@@ -50,7 +51,7 @@ def distillation_loss(
     With scores S = scale * cosine of the student's embeddings, and R = teacher_scale * cosine of the
     teacher's, the loss of row i is sum_j T_ij (log T_ij - log P_ij), where P and T are the softmaxes of the
     rows of S and R. It is 0 where the student agrees with the teacher, and keeps its digits near there. No
-    gradient flows to the teacher. Both matrices are made in chunks of rows, in plain PyTorch on any device:
+    gradient flows to the teacher. Both matrices are made in chunks of rows, on any device:
     three products of the student's width, and one of the teacher's.
 
     Args:
@@ -198,8 +199,8 @@ def _walk(
         rows = slice(begin, min(begin + size, N))
         scaled = scale * p.queries[rows]
         with without_autocast(p.queries):
-            log_P = (scaled @ p.candidates.T).log_softmax(1)
-            log_T = (p.teacher_queries[rows] @ p.teacher_candidates.T).log_softmax(1)
+            log_P = product(scaled, p.candidates.T).log_softmax(1)
+            log_T = product(p.teacher_queries[rows], p.teacher_candidates.T).log_softmax(1)
         losses[rows], d_scores = _divergence(log_T, log_P)
         if p.cross_entropy:
             losses[rows] -= (log_T.exp() * log_T).sum(1, dtype=dtype)
@@ -209,12 +210,12 @@ def _walk(
         d_scores *= row_weights[rows, None].to(d_scores.dtype)
         with without_autocast(p.queries):
             if d_candidates is not None:
-                d_candidates.addmm_(d_scores.T, scaled)
-            product = d_scores @ p.candidates if needs.queries or needs.scale else None
-        if d_scale is not None and product is not None:
-            d_scale += (product * p.queries[rows]).sum(dtype=dtype)
-        if d_queries is not None and product is not None:
-            d_queries[rows] = product.mul_(scale)
+                multiply(d_candidates, d_scores.T, scaled, add=True)
+            of_scaled = product(d_scores, p.candidates) if needs.queries or needs.scale else None
+        if d_scale is not None and of_scaled is not None:
+            d_scale += (of_scaled * p.queries[rows]).sum(dtype=dtype)
+        if d_queries is not None and of_scaled is not None:
+            d_queries[rows] = of_scaled.mul_(scale)
     return losses, (d_queries, d_candidates, d_scale)
 
 

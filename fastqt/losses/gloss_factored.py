@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import NamedTuple
 
 from fastqt.devices import accumulation_dtype
+from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
 from fastqt.losses.adding_walk import AddingWalk
 
@@ -41,7 +42,7 @@ class PositionScores:
 @torch.no_grad()
 def score_positions(positions: Tensor, weight: Tensor) -> PositionScores:
     """The scores that positions (L, d) give to words (V, d)."""
-    scores = positions @ weight.T
+    scores = product(positions, weight.T)
     highest = scores.amax(1)
     return PositionScores(scores, highest, (scores - highest[:, None]).exp_())
 
@@ -98,12 +99,12 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
     for begin in range(0, len(p.ids), step):
         rows = slice(begin, begin + step)
         z, words, inside = p.queries[rows], p.ids[rows], p.within[rows]
-        scores = torch.addmm(p.bias, z, weight.T, out=space[0, : len(z)])
+        scores = multiply(space[0, : len(z)], z, weight.T).add_(p.bias)
         own = scores.gather(1, words) + places.scores.gather(1, words.T).T
         highest = scores.amax(1, keepdim=True)
 
         exps = scores.sub_(highest).exp_()
-        totals = exps @ places.exps.T
+        totals = product(exps, places.exps.T)
         if bool((totals < LEAST_SUM).logical_and_(inside).any()):
             raise ScoresTooFarApartError
         found = (highest + places.highest) + totals.log() - own
@@ -114,17 +115,16 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
         counts = inside.to(z.dtype) * row_weights[rows, None]
         shares = (row_weights[rows, None] / totals).where(inside, 0)
         if sums is not None:
-            sums.addmm_(shares.T, exps)
+            multiply(sums, shares.T, exps, add=True)
         if dlatents is None and dweight is None and dbias is None:
             continue
 
-        dscores = (
-            torch.mm(shares, places.exps, out=space[1, : len(z)]).mul_(exps).scatter_add_(1, words, -counts)
-        )
+        dscores = multiply(space[1, : len(z)], shares, places.exps)
+        dscores.mul_(exps).scatter_add_(1, words, -counts)
         if dlatents is not None:
-            torch.mm(dscores, weight, out=dlatents[rows])
+            multiply(dlatents[rows], dscores, weight)
         if dweight is not None:
-            dweight.addmm_(dscores.T, z)
+            multiply(dweight, dscores.T, z, add=True)
         if dbias is not None:
             dbias += dscores.sum(0)
 
@@ -132,9 +132,9 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
         counts = p.within.to(sums.dtype) * row_weights[:, None]
         dscores = sums.mul_(places.exps).scatter_add_(1, p.ids.T, -counts.T)
         if dpositions is not None:
-            dpositions.addmm_(dscores, weight)
+            multiply(dpositions, dscores, weight, add=True)
         if dweight is not None:
-            dweight.addmm_(dscores.T, p.positions)
+            multiply(dweight, dscores.T, p.positions, add=True)
     return losses if of_position is None else losses * of_position
 
 

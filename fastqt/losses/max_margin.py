@@ -16,6 +16,7 @@ from fastqt.checks import check_embeddings, check_flag, check_number, check_opti
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
@@ -201,7 +202,7 @@ def _chunks(p: MaxMarginProblem) -> Iterator[_Chunk]:
         rows = slice(begin, min(begin + size, N))
         columns, taken = every_column[rows], every_taken[rows]
         with without_autocast(p.queries):
-            scores = p.queries[rows] @ p.candidates.T
+            scores = product(p.queries[rows], p.candidates.T)
         of_targets = scores.gather(1, columns)
         chunk_row, place = taken.nonzero(as_tuple=True)
         scores[chunk_row, columns[chunk_row, place]] = -torch.inf
@@ -233,9 +234,9 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
         d_scores *= row_weights[chunk.rows, None].to(d_scores.dtype)
         with without_autocast(p.queries):
             if d_queries is not None:
-                d_queries[chunk.rows] = d_scores @ p.candidates
+                multiply(d_queries[chunk.rows], d_scores, p.candidates)
             if d_candidates is not None:
-                d_candidates += d_scores.T @ p.queries[chunk.rows]
+                multiply(d_candidates, d_scores.T, p.queries[chunk.rows], add=True)
     return losses, (d_queries, d_candidates)
 
 

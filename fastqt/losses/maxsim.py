@@ -34,6 +34,7 @@ from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.engines.chunked.walk import scale_on
+from fastqt.engines.own_products import product
 from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype
@@ -309,10 +310,9 @@ def _maxima(
     for tile in _slices(M, max(room.tile // (R * U), 1)):
         columns = p.documents[tile].reshape(-1, D).T
         with without_autocast(tokens):
-            if p.bias is None:
-                products = tokens @ columns
-            else:
-                products = torch.addmm(p.bias[tile].flatten(), tokens, columns)
+            products = product(tokens, columns)
+        if p.bias is not None:
+            products += p.bias[tile].flatten()
         products = products.view(R, -1, U)
         if places is None:
             most = products.amax(2)

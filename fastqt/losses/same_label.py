@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import NamedTuple
 
 from fastqt.devices import accumulation_dtype
+from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
 from fastqt.losses.adding_walk import AddingWalk
 from fastqt.losses.positives import Block, Positives
@@ -157,11 +158,11 @@ def _visit(
             gradients.scale.add_(tile.products.mul_(found).sum())
         of_products = found.mul_(p.scale).to(queries.dtype)
         if gradients.queries is not None:
-            of_queries.addmm_(of_products, p.candidates[tile.columns])
+            multiply(of_queries, of_products, p.candidates[tile.columns], add=True)
         if gradients.candidates is not None:
             # The columns of a tile differ, so that nothing is added atomically.
             held = gradients.candidates[tile.columns]
-            gradients.candidates[tile.columns] = held.addmm_(of_products.T, queries)
+            gradients.candidates[tile.columns] = multiply(held, of_products.T, queries, add=True)
 
     if gradients.queries is not None:
         gradients.queries[rows] = of_queries
@@ -174,7 +175,7 @@ def _tiles(p: SameLabelProblem, block: Block, queries: Tensor) -> Iterator[_Tile
     exact = queries.double() if queries.is_cuda and tf32_allowed() else queries
     for begin, end in block.columns:
         columns = positives.columns[begin:end]
-        products = exact @ p.candidates[columns].to(exact.dtype).T
+        products = product(exact, p.candidates[columns].to(exact.dtype).T)
         no_positive = positives.row_labels[rows, None] != positives.column_labels[begin:end]
         if positives.own is not None:
             no_positive |= positives.own[rows, None] == columns

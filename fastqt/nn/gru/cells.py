@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fastqt.engines.own_products import multiply
 from fastqt.nn.gru import gates as torch_gates
-from fastqt.nn.gru.native import PackedProduct, multiply, supports_native
+from fastqt.nn.gru.native import PackedProduct, supports_native
 
 
 class Cell(Protocol):
@@ -125,7 +126,7 @@ class ResetAfter:
 
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
         left = grad_gates[:, states.shape[1] :].t()
-        multiply(left, states, grad_w_hh, accumulate=True, bfloat16=self.bfloat16)
+        multiply(grad_w_hh, left, states, add=True, bfloat16=self.bfloat16)
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         n, r, z, hidden_n = grad_bias.chunk(4)
@@ -191,8 +192,8 @@ class ResetBefore:
     def add_weight_gradient(self, grad_gates: Tensor, states: Tensor, grad_w_hh: Tensor) -> None:
         H = states.shape[1]
         rz, n, reset_state = grad_gates[:, : 2 * H], grad_gates[:, 2 * H : 3 * H], grad_gates[:, 3 * H :]
-        multiply(rz.t(), states, grad_w_hh[: 2 * H], accumulate=True, bfloat16=self.bfloat16)
-        multiply(n.t(), reset_state, grad_w_hh[2 * H :], accumulate=True, bfloat16=self.bfloat16)
+        multiply(grad_w_hh[: 2 * H], rz.t(), states, add=True, bfloat16=self.bfloat16)
+        multiply(grad_w_hh[2 * H :], n.t(), reset_state, add=True, bfloat16=self.bfloat16)
 
     def bias_gradients(self, grad_bias: Tensor) -> tuple[Tensor, Tensor]:
         grad_rzn = grad_bias[: 3 * len(grad_bias) // 4]

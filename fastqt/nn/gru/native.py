@@ -1,11 +1,10 @@
 """The native operators of the GRU: whether they can be used, their fakes, and products that use them."""
 
-import functools
-
 import torch
 from torch import Tensor
 
 from fastqt.engines import ops
+from fastqt.engines.own_products import multiply
 
 NATIVE = ops.native_error is None  # whether the extension was built and could be loaded
 
@@ -27,7 +26,6 @@ if NATIVE:
         "gru_reset_before_backward_",
         "gru_reset_before_backward_reset_",
         "packed_product_",
-        "own_product_",
     ):
         torch.library.register_fake(f"fastqt::{name}", _fake_in_place)
     torch.library.register_fake("fastqt::pack_matrix", _fake_pack)
@@ -43,42 +41,6 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     if supports_native(tensor):
         torch.ops.fastqt.ask_for_large_pages_(tensor)
     return tensor
-
-
-def has_bfloat16_products() -> bool:
-    """Whether this processor multiplies matrices that are rounded to bfloat16, and adds up in float32."""
-    return NATIVE and _levels()[1] != 0
-
-
-@functools.cache
-def _levels() -> tuple[int, int]:
-    """The levels of the extension's own products, of float32 and of bfloat16; 0: it has none here."""
-    used, _, rounded = torch.ops.fastqt.product_levels()
-    return used, rounded
-
-
-def multiply(
-    left: Tensor,  # (b, K)
-    right: Tensor,  # (K, N)
-    out: Tensor,  # (b, N)
-    *,
-    accumulate: bool = False,
-    bfloat16: bool = False,
-) -> None:
-    """Writes left · right to `out`, or adds it if `accumulate`.
-
-    With `bfloat16`, both factors are rounded to it where the processor multiplies such matrices.
-    """
-    level = 0
-    if NATIVE and left.device.type == "cpu" and left.dtype is torch.float32:
-        used, rounded = _levels()
-        level = rounded if bfloat16 and rounded else used
-    if level:
-        torch.ops.fastqt.own_product_(out, left, right, 1.0, accumulate, level)
-    elif accumulate:
-        out.addmm_(left, right)
-    else:
-        torch.mm(left, right, out=out)
 
 
 class PackedProduct:
@@ -111,4 +73,4 @@ class PackedProduct:
         if self.packed is not None:
             torch.ops.fastqt.packed_product_(out, left, self.matrix, self.packed, accumulate, self.bfloat16)
         else:
-            multiply(left, self.matrix, out, accumulate=accumulate, bfloat16=self.bfloat16)
+            multiply(out, left, self.matrix, add=accumulate, bfloat16=self.bfloat16)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastqt.engines.own_products import multiply
 from fastqt.nn.gru.cells import Cell, ResetAfter, ResetBefore, combined_bias
-from fastqt.nn.gru.native import in_large_pages, multiply
+from fastqt.nn.gru.native import in_large_pages
 
 CHUNK_TOKENS = 1024
 
@@ -182,7 +183,7 @@ def gru_fwd(
     for chunk in chunks:
         start, tokens = _first_token(chunk), _token_count(chunk)
         projected = gates[start : start + tokens] if save else gates[:tokens]
-        multiply(input[start : start + tokens], w_ih.t(), projected, bfloat16=bfloat16)
+        multiply(projected, input[start : start + tokens], w_ih.t(), bfloat16=bfloat16)
         for begin, rows, live in chunk:
             end = begin + rows
             cell.forward(
@@ -282,9 +283,9 @@ def gru_bwd(
             )
         grad_projected, span = grad_gates[:, : 3 * H], slice(start, start + tokens)
         if need_input:
-            multiply(grad_projected, w_ih_reordered, grad_input[span], bfloat16=bfloat16)
+            multiply(grad_input[span], grad_projected, w_ih_reordered, bfloat16=bfloat16)
         if need_weights:
-            multiply(grad_projected.t(), input[span], grad_w_ih_reordered, accumulate=True, bfloat16=bfloat16)
+            multiply(grad_w_ih_reordered, grad_projected.t(), input[span], add=True, bfloat16=bfloat16)
             cell.add_weight_gradient(grad_gates, states[span], grad_w_hh)
             grad_bias += grad_gates.sum(0)
 

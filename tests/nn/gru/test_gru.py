@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+from fastqt.engines import own_products
 from fastqt.nn import GRU
 from fastqt.nn.gru import module, native, sequence
 from tests.shared.tolerances import EAGER_FACTOR, RNN_FLOAT32, RNN_FLOAT64
@@ -25,6 +26,7 @@ def engine(request, monkeypatch):
     monkeypatch.setattr(sequence, "CHUNK_TOKENS", 7)
     if request.param == "torch":
         monkeypatch.setattr(native, "NATIVE", False)
+        monkeypatch.setattr(own_products, "levels", lambda: (0, 0))
     elif not native.NATIVE:
         pytest.skip("the native extension is not built")
 
@@ -320,7 +322,7 @@ def test_copying_pickling_and_conversion_of_dtype(bias):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_fp32(dtype, monkeypatch):
-    monkeypatch.setattr(native, "_levels", lambda: (0, 0))  # as without instructions for products of bfloat16
+    monkeypatch.setattr(own_products, "levels", lambda: (0, 0))  # no instructions for bfloat16
     monkeypatch.setattr(native, "supports_native", lambda tensor: False)
     layer = GRU(W, H, bidirectional=True, dtype=dtype)
     x = torch.randn(6, 3, W, dtype=dtype)
@@ -340,7 +342,7 @@ def relative_errors(found: dict[str, torch.Tensor], truth: dict[str, torch.Tenso
 @pytest.mark.parametrize("reset_after", [True, False])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_products_of_bfloat16_have_states_and_sums_of_float32(reset_after, autocast):
-    if not native.has_bfloat16_products():
+    if not own_products.levels()[1]:
         pytest.skip("this processor multiplies no matrices of bfloat16")
     size, steps, batch = 70, 25, 9
     layer = GRU(40, size, bidirectional=True, reset_after=reset_after)

@@ -1,0 +1,53 @@
+"""Matrix products by the native extension on a CPU where its own are used, and by torch elsewhere.
+
+The engine of torch operations, and those of GPUs, multiply by `fastqt.engines.products`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from fastqt.engines import ops
+
+
+@functools.cache
+def levels() -> tuple[int, int]:
+    """The vector instructions of the extension's products of float32 and of bfloat16; 0: torch's are used."""
+    if ops.native_error is not None:
+        return 0, 0
+    used, _, rounded = torch.ops.fastqt.product_levels()
+    return used, rounded
+
+
+def add_in_float32() -> bool:
+    """Whether products of float32 add up in it here: torch may be set to round their factors on a CPU."""
+    # torch declares no type of its settings.
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return levels()[0] != 0 or precision in ("none", "ieee")
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False, bfloat16: bool = False) -> Tensor:
+    """Writes a b to `out` and returns it, or adds it with `add`; all three have one dtype.
+
+    Of `out`, (m, n), the rows or the columns are adjacent in memory. With `bfloat16`, factors of float32 are
+    rounded to it where the processor multiplies such matrices.
+    """
+    level = 0
+    if a.is_cpu and a.dtype is torch.float32:
+        used, rounded = levels()
+        level = rounded if bfloat16 and rounded else used
+    if level:
+        torch.ops.fastqt.own_product_(out, a, b, 1.0, add, level)
+    elif add:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)
+    return out
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a b, of two matrices of one dtype."""
+    return multiply(a.new_empty(len(a), b.shape[1]), a, b)
