@@ -160,10 +160,11 @@ def pair_thresholds(
 def _pair_scores(queries: Tensor, positives: Tensor, normalize: bool) -> Tensor:
     """The scores of queries with their positives, (n,) float32, summed as `scorable` says."""
     dtype = accumulation_dtype(queries.device)
-    scores = (queries.to(dtype) * positives).sum(1)
+    queries, positives = queries.to(dtype), positives.to(dtype)
+    scores = (queries * positives).sum(1)
     if normalize:
         for x in (queries, positives):
-            scores /= torch.linalg.vector_norm(x, dim=1, dtype=dtype).clamp(min=LEAST_NORM)
+            scores /= torch.linalg.vector_norm(x, dim=1).clamp(min=LEAST_NORM)
     return scores.float()
 
 

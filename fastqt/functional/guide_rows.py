@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.devices import has_float64
 from fastqt.engines import ops, own_products
 from fastqt.guide import LEAST_NORM, scorable
 
@@ -33,6 +34,7 @@ class GuideRows:
             ops.native_error is None
             and queries.is_cpu
             and queries.dtype is not torch.float64
+            and has_float64(queries.device)
             and own_products.add_in_float32()
         )
         self.queries = _readable(queries) if self.in_float32 else scorable(queries, normalize)
