@@ -330,8 +330,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "masked words": masked_words_table,
     "views minilm": lambda: views_table("minilm"),
     "views masked words": lambda: views_table("masked-words"),
+    "views masked words longer": lambda: views_table("masked-words-longer"),
     "scores minilm": lambda: scores_table("minilm"),
     "scores masked words": lambda: scores_table("masked-words"),
+    "scores masked words longer": lambda: scores_table("masked-words-longer"),
     "few labels": few_labels_table,
     "limited text": limited_text_table,
     "limited text expanded": lambda: limited_text_table(expanded=True),
@@ -343,5 +345,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "curves masked words": lambda: curves("views-masked-words", "Scores through training, from masked words"),
     "bootstrap minilm": lambda: bootstrap_table("minilm"),
     "bootstrap masked words": lambda: bootstrap_table("masked-words"),
+    "bootstrap masked words longer": lambda: bootstrap_table("masked-words-longer"),
     **gloss_pages.SECTIONS,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.papers.runs import CLASSIFICATION, STS, Options, Run
 
 SEEDS = (0, 1, 2)
@@ -79,6 +81,8 @@ VIEWS: dict[str, Options] = {
     "released": {"model": "mixcse", "form": "released"},
     "released-candidates": {"model": "mixcse", "form": "released", "blocks": "candidates"},
 }
+LONGER = ("simcse", "mixcse-0.2", "mixcse-0.5")  # those that train for five times as many steps
+WARM_UP_AND_DECAY: Options = {"schedule": "linear", "warmup": 0.1}
 
 
 # The paper's vector is that of the first token, to which masked words have taught nothing. MiniLM was tuned
@@ -94,6 +98,8 @@ def _views(
     valid_every: int,
     report_every: int,
     others: bool = False,
+    losses: Sequence[str] = tuple(VIEWS),
+    schedule: Options | None = None,
 ) -> list[Run]:
     """SimCSE and the forms of MixCSE, from an encoder that is already trained.
 
@@ -105,10 +111,13 @@ def _views(
             is kept.
         report_every: steps between two points of the curves.
         others: also SimCSE with the mean of the tokens.
+        losses: which of `VIEWS`.
+        schedule: of the learning rate, which is constant without.
     """
     shared = {
         **{"encoder": "huggingface", "checkpoint": checkpoint, **pooling, "dropout": 0, "steps": steps},
         **{"dev": "@data/eval/STSB/dev.tsv.xz", "valid-every": valid_every, "report-every": report_every},
+        **(schedule or {}),
     }
     simcse = {**shared, **VIEWS["simcse"]}
     planned = {"before training": {**simcse, **UNTRAINED, "valid-every": 1}}
@@ -116,8 +125,8 @@ def _views(
         planned["before training, mean of tokens"] = {**simcse, **MEAN, **UNTRAINED, "valid-every": 1}
         planned["simcse, mean of tokens"] = {**simcse, **MEAN}
     for seed in SEEDS:
-        for name, options in VIEWS.items():
-            planned[f"{name}-seed{seed}"] = {**shared, **options, "seed": seed}
+        for name in losses:
+            planned[f"{name}-seed{seed}"] = {**shared, **VIEWS[name], "seed": seed}
     common = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": (*STS, "SICK", "ALIGN")}
     return [Run(name, options, **common, keep_vectors=True) for name, options in planned.items()]
 
@@ -224,5 +233,15 @@ TABLES = {
     "views-minilm": _views("@minilm", MEAN, steps=12, valid_every=6, report_every=1),
     "views-masked-words": _views(
         "@work/masked-words", FIRST_TOKEN, steps=100, valid_every=20, report_every=5, others=True
+    ),
+    "views-masked-words-longer": _views(
+        "@work/masked-words",
+        FIRST_TOKEN,
+        steps=500,
+        valid_every=50,
+        report_every=25,
+        others=True,
+        losses=LONGER,
+        schedule=WARM_UP_AND_DECAY,
     ),
 }
