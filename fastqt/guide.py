@@ -18,11 +18,11 @@ from fastqt.checks import (
     check_tensor,
 )
 from fastqt.devices import accumulation_dtype
+from fastqt.norms import LEAST_NORM
 from fastqt.options import MarginStrategy
 
 MARGIN_STRATEGIES: tuple[str, ...] = get_args(MarginStrategy)
 PAIR_ROWS = 4096  # of which the scores of pairs are found at a time
-LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
 
 
 class Guide:
@@ -158,7 +158,7 @@ def pair_thresholds(
 
 
 def _pair_scores(queries: Tensor, positives: Tensor, normalize: bool) -> Tensor:
-    """The scores of queries with their positives, (n,) float32, summed as `scorable` says."""
+    """The scores of queries and their positives, (n,) float32, summed as `scorable` says."""
     dtype = accumulation_dtype(queries.device)
     queries, positives = queries.to(dtype), positives.to(dtype)
     scores = (queries * positives).sum(1)

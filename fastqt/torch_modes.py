@@ -34,6 +34,13 @@ def tf32_allowed() -> bool:
     return precision == "tf32"
 
 
+def cpu_rounds_float32() -> bool:
+    """Whether torch is set to multiply float32 matrices in bfloat16 or TF32 on a CPU that can."""
+    # mypy takes the settings of oneDNN for a module, and this one for what a module has not.
+    precision: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return precision not in ("none", "ieee")
+
+
 def is_traced(*tensors: Tensor) -> bool:
     """Whether the computation must go through dispatched operators, so that a tracer sees it.
 

@@ -4,6 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from fastqt.torch_modes import cpu_rounds_float32
 
 
 @pytest.mark.parametrize("setting", ["legacy", "matmul", "all"])
@@ -25,3 +28,13 @@ assert tf32_allowed() and precision(torch.float32) == "tf32"
 assert precision(torch.bfloat16) == precision(torch.float16) == "ieee"
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("precision", "rounds"), [("highest", False), ("high", True), ("medium", True)])
+def test_a_cpu_rounds_float32_as_torch_is_set(precision, rounds):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert cpu_rounds_float32() is rounds
+    finally:
+        torch.set_float32_matmul_precision(before)

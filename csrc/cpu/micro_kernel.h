@@ -23,11 +23,16 @@
 #include "cpu/vector_math.h"
 
 // GCC has the shuffles of vectors from version 12 on. GCC for Windows keeps vectors of 32 bytes and more at addresses of
-// the stack that are not aligned to them.
+// the stack that are not aligned to them. Clang takes a vector as an operand of assembly only in functions that are
+// themselves compiled for its instructions, which what is inlined into them is not: it makes broadcasts of its own, and
+// has no products of bfloat16.
 #if (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)) && !(defined(_WIN32) && !defined(__clang__))
 #if defined(__x86_64__)
 #define FASTQT_PANELS_X86 1
 #define FASTQT_PANELS 1
+#ifndef __clang__
+#define FASTQT_PANELS_ASSEMBLY 1
+#endif
 #elif defined(__aarch64__)
 #define FASTQT_PANELS 1
 #endif
@@ -91,7 +96,7 @@ constexpr int64_t kSteps = 192;
 // Writes a vector of sums to numbers of bfloat16.
 template <class Vector>
 FASTQT_INLINE void round_to(const Vector& sums, uint16_t* to) {
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
   if constexpr (sizeof(Vector) == 64) {
     typedef uint16_t Halves __attribute__((vector_size(32)));
     Halves rounded;
@@ -112,7 +117,7 @@ class AdjacentColumns {
   template <class Vector>
   FASTQT_INLINE void broadcast(int row, Vector& to) const {
     const float* const five = row < 5 ? first_ : row < 10 ? sixth_ : eleventh_;
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
     switch (row % 5) {  // a constant where the loop over rows is unrolled
       case 0: asm("vbroadcastss (%1), %0" : "=v"(to) : "r"(five)); break;
       case 1: asm("vbroadcastss (%1, %2), %0" : "=v"(to) : "r"(five), "r"(stride_)); break;
@@ -143,7 +148,7 @@ class AdjacentRows {
 
   template <class Elements>
   FASTQT_INLINE void broadcast(int row, Elements& to) const {
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
     asm("vbroadcastss %1, %0" : "=v"(to) : "m"(column_[row]));
 #else
     to = column_[row] - Elements{};  // a broadcast: x - 0 is x, for -0 too
@@ -197,7 +202,7 @@ FASTQT_INLINE void tile_product(int64_t depth, RowsOfA a, const typename Shape::
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           Vector sum = sums[i][v];  // which is a register; an element of the array would be kept in memory
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
           if constexpr (Shape::kPairs) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(row), "v"(columns[v]));
           else
 #endif

@@ -111,7 +111,7 @@ FASTQT_INLINE void copy_line(const float* from, int64_t size, float* to) {
 template <bool kRounded, class Vector>
 FASTQT_INLINE void read_pairs(const std::byte* from, Vector& to) {
   std::memcpy(&to, from, sizeof(Vector));
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
   if constexpr (kRounded) {
     Vector high;
     std::memcpy(&high, from + sizeof(Vector), sizeof(Vector));
@@ -235,7 +235,7 @@ FASTQT_INLINE void pair_lines(const Number* first, const Number* second, int64_t
     Numbers numbers;
     std::memcpy(&numbers, from, sizeof(Numbers));
     Halves halves;
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
     if constexpr (std::is_same_v<Number, float>) asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(numbers));
     else
 #endif

@@ -280,8 +280,10 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
 #ifdef FASTQT_PANELS_X86
 // Tiles have as many rows as leave two registers for the columns and one for a broadcast.
 FASTQT_LEVEL(Avx512, __attribute__((target("avx512f,fma"))), float, 16, 14, 2);
-FASTQT_LEVEL(Avx512Bfloat16, __attribute__((target("avx512f,fma"))), uint32_t, 16, 14, 2);
 FASTQT_LEVEL(Avx2, __attribute__((target("avx2,fma"))), float, 8, 6, 2);
+#ifdef FASTQT_PANELS_ASSEMBLY
+FASTQT_LEVEL(Avx512Bfloat16, __attribute__((target("avx512f,fma"))), uint32_t, 16, 14, 2);
+#endif
 #else
 FASTQT_LEVEL(Neon, , float, 4, 8, 3);
 #endif
@@ -292,7 +294,9 @@ auto with_level([[maybe_unused]] Vectors level, const F& visit) {
 #ifdef FASTQT_PANELS_X86
   switch (level) {
     case Vectors::kAvx512: return visit(Avx512{});
+#ifdef FASTQT_PANELS_ASSEMBLY
     case Vectors::kAvx512Bfloat16: return visit(Avx512Bfloat16{});
+#endif
     default: return visit(Avx2{});
   }
 #else
@@ -312,7 +316,7 @@ Vectors best_vectors() {
 }
 
 bool has_bfloat16_vectors() {
-#ifdef FASTQT_PANELS_X86
+#ifdef FASTQT_PANELS_ASSEMBLY
   return best_vectors() == Vectors::kAvx512 && __builtin_cpu_supports("avx512bf16");
 #else
   return false;

@@ -336,6 +336,11 @@ FASTQT_CLONES void row_multiple(double* y, const double* x, int64_t n, double fa
 FASTQT_CLONES double row_dot(const BFloat16* x, const BFloat16* y, int64_t n) { return dot_in_blocks(x, y, n); }
 FASTQT_CLONES double row_dot(const BFloat16* x, const float* y, int64_t n) { return dot_in_blocks(x, y, n); }
 
+// Not in the header: clang makes no versions of a function that was called before.
+Products row_products(const BFloat16* x, const BFloat16* y, int64_t n) {
+  return {row_dot(x, y, n), row_dot(x, x, n), row_dot(y, y, n)};
+}
+
 FASTQT_CLONES void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add) {
   multiple_body(y, x, n, factor, add);
 }

@@ -95,9 +95,7 @@ void row_multiple(double* y, const double* x, int64_t n, double factor, bool add
 // The same functions of rows in bfloat16.
 double row_dot(const BFloat16* x, const BFloat16* y, int64_t n);
 double row_dot(const BFloat16* x, const float* y, int64_t n);
-inline Products row_products(const BFloat16* x, const BFloat16* y, int64_t n) {
-  return {row_dot(x, y, n), row_dot(x, x, n), row_dot(y, y, n)};
-}
+Products row_products(const BFloat16* x, const BFloat16* y, int64_t n);
 void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add);
 
 // y_j = factor * x_j, rounded to bfloat16

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.engines import ops
+from fastqt.torch_modes import cpu_rounds_float32
 
 
 @functools.cache
@@ -23,10 +24,8 @@ def levels() -> tuple[int, int]:
 
 
 def add_in_float32() -> bool:
-    """Whether products of float32 add up in it here: torch may be set to round their factors on a CPU."""
-    # torch declares no type of its settings.
-    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return levels()[0] != 0 or precision in ("none", "ieee")
+    """Whether `multiply` adds up products of float32 in it: torch may be set to round their factors."""
+    return levels()[0] != 0 or not cpu_rounds_float32()
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False, bfloat16: bool = False) -> Tensor:

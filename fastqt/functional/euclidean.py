@@ -15,12 +15,12 @@ from torch import Tensor
 from fastqt.devices import accumulation_dtype
 from fastqt.functional.call import Call, Completion
 from fastqt.functional.row_cells import (
-    LEAST_NORM,
     added_up_in_float64,
     cells_alone,
     joined,
     with_cells,
 )
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 from fastqt.targets import NoTargets
 from fastqt.torch_modes import input_dtype, without_autocast

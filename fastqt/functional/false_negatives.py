@@ -15,7 +15,7 @@ from torch import Tensor
 from fastqt.autograd.transformed import is_transformed
 from fastqt.engines import ops
 from fastqt.functional.call import Call
-from fastqt.functional.row_cells import LEAST_NORM
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 from fastqt.targets import NoTargets, TargetRows
 from fastqt.torch_modes import input_dtype, is_traced, without_autocast

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fastqt.devices import has_float64
 from fastqt.engines import ops, own_products
-from fastqt.guide import LEAST_NORM, scorable
+from fastqt.guide import scorable
+from fastqt.norms import LEAST_NORM
 
 ROUNDING = torch.finfo(torch.float32).eps / 2  # of a result in float32, relative to it
 LEAST = torch.finfo(torch.float32).tiny  # below which results may be rounded to 0

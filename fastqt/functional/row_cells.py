@@ -18,11 +18,11 @@ from fastqt.autograd.transformed import is_transformed
 from fastqt.devices import accumulation_dtype
 from fastqt.functional.call import Call, Completion
 from fastqt.negatives import Mixed, mixed_rows
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype, reduce, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
 CHUNK_BYTES = 16 * 2**20  # of row negatives in the dtype of the computation
-LEAST_NORM = 1e-12  # of `torch.nn.functional.normalize`
 
 
 def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:

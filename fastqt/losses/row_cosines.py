@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
-
-LEAST_NORM = 1e-12  # as of F.normalize: shorter rows count as of this norm
 
 
 def row_cosines(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastqt.norms import LEAST_NORM
 from fastqt.options import Memory
 from fastqt.problem import ThreeBlockProblem, unit_rows
 from fastqt.torch_modes import input_dtype
@@ -34,7 +35,7 @@ def three_block_problem(
     def shares(z: Tensor) -> tuple[Tensor, Tensor]:
         z = z.detach().to(dtype) if stop_gradient else z.to(dtype)
         norms = torch.linalg.vector_norm(z, dim=1)
-        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=1e-12)
+        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=LEAST_NORM)
         return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
 
     if not isinstance(scale, Tensor):

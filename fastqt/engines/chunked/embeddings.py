@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 
-LEAST_NORM = 1e-12  # that `torch.nn.functional.normalize` divides by
 BLOCK_BYTES = 4 * 2**20  # of the rows that are finished at a time
 
 

@@ -28,9 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.engines.chunked.cells import ListedTargets
-from fastqt.engines.chunked.embeddings import LEAST_NORM, Embeddings, inverse_norms, ranges
+from fastqt.engines.chunked.embeddings import Embeddings, inverse_norms, ranges
 from fastqt.engines.chunked.links import Chunk, Factors, Link
 from fastqt.engines.chunked.walk import Result, Walk
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import EMBEDDINGS, Gradients, Needs, Problem, prefix_of
 
 
