@@ -305,8 +305,8 @@ FASTQT_CLONES void row_exclude_group(double* x, const int64_t* groups, int64_t n
 FASTQT_CLONES void row_exclude_above(float* x, int64_t n, float limit) { exclude_above_body(x, n, limit); }
 FASTQT_CLONES void row_exclude_above(double* x, int64_t n, double limit) { exclude_above_body(x, n, limit); }
 
-FASTQT_CLONES bool row_above(uint8_t* above, const float* x, const float* factors, int64_t n, float factor, float limit,
-                             float error) {
+FASTQT_CLONES bool row_above(const float* x, const float* factors, int64_t n, float factor, float limit, float error,
+                             uint8_t* above) {
   uint8_t found = 0;
 #pragma omp simd reduction(| : found)
   for (int64_t j = 0; j < n; ++j) {
@@ -335,11 +335,6 @@ FASTQT_CLONES void row_multiple(double* y, const double* x, int64_t n, double fa
 
 FASTQT_CLONES double row_dot(const BFloat16* x, const BFloat16* y, int64_t n) { return dot_in_blocks(x, y, n); }
 FASTQT_CLONES double row_dot(const BFloat16* x, const float* y, int64_t n) { return dot_in_blocks(x, y, n); }
-
-// Not in the header: clang makes no versions of a function that was called before.
-Products row_products(const BFloat16* x, const BFloat16* y, int64_t n) {
-  return {row_dot(x, y, n), row_dot(x, x, n), row_dot(y, y, n)};
-}
 
 FASTQT_CLONES void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add) {
   multiple_body(y, x, n, factor, add);

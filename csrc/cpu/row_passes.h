@@ -75,7 +75,7 @@ void row_exclude_above(double* x, int64_t n, double limit);
 // above_j = 1 where factor * factors_j * x_j > limit and 0 where it is not, or kUndecided where the product is not finite
 // or within `error` of the limit; returns whether any is undecided
 constexpr uint8_t kUndecided = 2;
-bool row_above(uint8_t* above, const float* x, const float* factors, int64_t n, float factor, float limit, float error);
+bool row_above(const float* x, const float* factors, int64_t n, float factor, float limit, float error, uint8_t* above);
 
 // sum_j x_j y_j
 double row_dot(const float* x, const float* y, int64_t n);
@@ -95,7 +95,6 @@ void row_multiple(double* y, const double* x, int64_t n, double factor, bool add
 // The same functions of rows in bfloat16.
 double row_dot(const BFloat16* x, const BFloat16* y, int64_t n);
 double row_dot(const BFloat16* x, const float* y, int64_t n);
-Products row_products(const BFloat16* x, const BFloat16* y, int64_t n);
 void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add);
 
 // y_j = factor * x_j, rounded to bfloat16

@@ -23,6 +23,13 @@
 namespace fastqt {
 namespace {
 
+using fastqt::row_products;
+
+// It is not inline beside row_dot: clang makes no versions of a function that is called before it is defined.
+Products row_products(const BFloat16* x, const BFloat16* y, int64_t n) {
+  return {row_dot(x, y, n), row_dot(x, x, n), row_dot(y, y, n)};
+}
+
 // <f, g>, or the cosine of f and g, in which a norm below `least_norm` counts as that.
 template <class S>
 double similarity(const S* f, const S* g, int64_t D, bool normalize, double least_norm) {
@@ -97,7 +104,7 @@ void above_thresholds(Tensor mask, const Tensor& products, const Tensor& queries
   in_parallel(n, m, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       uint8_t* const row = above[i];
-      if (!row_above(row, x[i], columns, m, factors[i], limits[i], margins[i])) continue;
+      if (!row_above(x[i], columns, m, factors[i], limits[i], margins[i], row)) continue;
       for (int64_t j = 0; j < m; ++j)
         if (row[j] == kUndecided)
           row[j] = static_cast<float>(similarity(f[i], g[j], D, normalize, least_norm)) > limits[i];
