@@ -46,24 +46,25 @@ void product(Source& source) {
   const int64_t b = source.size(9), K = source.size(40), N = source.size(40);
   const Tensor left = source.contiguous({b, K}, at::kFloat), matrix = source.tensor({K, N}, at::kFloat);
   const Tensor out = source.contiguous({b, N}, at::kFloat);
-  const bool accumulate = source.flag();
+  const bool accumulate = source.flag(), bfloat16 = source.flag();
   const Tensor expected = source.tame ? (accumulate ? out + left.matmul(matrix) : left.matmul(matrix)) : Tensor();
   const int64_t rows = source.wild() ? source.any_integer() : b;
   const bool expanded = matrix.dim() == 2 && matrix.stride(0) == 0;
   const bool packs = source.tame && !expanded;
   const Tensor packed_matrix = source.flag() ? matrix : source.tensor({K + 1, 5}, at::kFloat);
-  const auto packing = call("pack_matrix", {packed_matrix, rows}, source.tame);
+  const auto packing = call("pack_matrix", {packed_matrix, rows, bfloat16}, source.tame);
   if (!packing) return;
   Tensor packed = (*packing)[0].toTensor();
   if (packed.numel() == 0 && source.tame) return;  // a BLAS or a layout that cannot be packed
   if (source.flag()) packed = packed.clone();
   if (source.wild()) packed = source.contiguous({source.between(0, 40)}, at::kFloat);
   const bool fits = packs && (matrix.stride(0) == 1 || matrix.stride(1) == 1) && matrix.storage_offset() == 0;
-  if (!call("packed_product_", {out, left, matrix, packed, accumulate}, false)) {
+  if (!call("packed_product_", {out, left, matrix, packed, accumulate, bfloat16}, false)) {
     require(!fits || matrix.size(0) == 1 || matrix.size(1) == 1, "a product that is refused");
     return;
   }
-  if (source.tame) require_close(out, expected, at::kFloat, "a product that is wrong");
+  const at::ScalarType factors = bfloat16 ? at::kBFloat16 : at::kFloat;
+  if (source.tame) require_close(out, expected, factors, "a product that is wrong");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // The three operators of a contrastive loss, on problems of all kinds and on malformed ones. On a tame problem they
 // must agree with each other.
+#include <cmath>
+
 #include "operators.h"
 
 namespace fuzz {
@@ -75,6 +77,16 @@ Stack problem(Source& source, const Sizes& size, at::ScalarType dtype, int64_t l
   // Rows close to 0 have gradients without a limit, which no two ways to compute them share.
   arguments.emplace_back(!source.tame && source.flag());
   arguments.push_back(optional(source.flag() ? std::optional<Tensor>(source.contiguous({size.N}, computed)) : std::nullopt));
+
+  // Two ways to compute a score may leave it on two sides of a threshold, so that those of a tame problem are infinite.
+  // Callers refuse thresholds with a scale that is not positive.
+  constexpr std::size_t kScale = 5;
+  std::optional<Tensor> thresholds;
+  if (source.flag() && (!source.tame || arguments[kScale].toDouble() > 0)) {
+    thresholds = source.contiguous({size.N}, computed);
+    if (source.tame) thresholds->fill_(INFINITY);
+  }
+  arguments.push_back(optional(thresholds));
   return arguments;
 }
 

@@ -39,6 +39,8 @@ inline void require(bool held, const char* what) {
 inline std::optional<Stack> call(const char* name, Stack stack, bool must_accept) {
   const std::string full = std::string("fastqt::") + name;
   const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(full.c_str(), "");
+  // The dispatcher reads as many arguments as the operator has, whatever the size of the stack.
+  require(stack.size() == handle.schema().arguments().size(), "another number of arguments than the operator has");
   try {
     handle.callBoxed(stack);
   } catch (const std::exception& error) {
