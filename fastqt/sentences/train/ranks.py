@@ -17,6 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the default group as a default argument, that of the time of the import. Imported later,
+# as torch's optimisers do, it would keep the group and its threads alive after `destroy_process_group`, and a
+# thread of Gloo that releases a tensor while Python ends aborts the process.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous

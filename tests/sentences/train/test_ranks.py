@@ -2,10 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -276,3 +279,35 @@ def test_what_rank_0_finds_wrong_is_told_once(pool, numbered, tmp_path, change, 
         raise answers[0]
     assert [answer.is_told for answer in answers[1:]] == [True, True]
     assert str(answers[1]) == str(answers[2]) == f"rank 0 has failed: {answers[0]}"
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+from fastqt.sentences.cli import main
+
+assert main(sys.argv[1:]) == 0
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+print(os.environ["RANK"], "gloo" in "".join(names), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="this system does not list a process's threads"
+)
+def test_no_thread_of_the_process_group_outlives_a_training(numbered, tmp_path):
+    """One that releases a tensor while Python ends would abort the process."""
+    script, out = tmp_path / "threads.py", tmp_path / "run"
+    script.write_text(THREADS)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--out", out, "--batch-size", "20", "--word-dim", "6", "--profile", tmp_path / "trace.json"]
+    ended = subprocess.run(
+        [*map(str, (*launch, script, "train", numbered, *options))],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    lines = ended.stdout.splitlines()
+    assert {"0 False", "1 False"} <= set(lines), lines
