@@ -12,7 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import counters_table, exactness, peers, peers_trainer, peers_whole_batch, precision
+from benchmarks import (
+    allocator,
+    counters_table,
+    exactness,
+    peers,
+    peers_trainer,
+    peers_whole_batch,
+    precision,
+)
 from benchmarks.measure.learning import (
     evaluation_table,
     gloss_inference_table,
@@ -127,6 +135,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "distributed": lambda: distributed_table(stored_distributed()),
         "distributed machine": lambda: machine(stored_distributed()[0]),
         "predictions": predictions_table,
+        "allocator": lambda: allocator.allocator_table(allocator.stored()["found"]),
+        "allocator machine": lambda: machine(allocator.stored()),
         "precision": lambda: precision.curves_table(precision.stored()["curves"]["found"]),
         "precision speeds": lambda: precision.speeds_table(precision.stored()["speeds"]["found"]),
         "precision machine": lambda: machine(precision.stored()["speeds"]),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from benchmarks.measure.allocator import memory_kept
 from benchmarks.measure.clocks import Meter
 from benchmarks.measure.errors import words
 from fastqt.sentences.tools import memory
@@ -49,7 +50,8 @@ def in_turns_with(
     if benchmark.disabled:
         ours = benchmark.pedantic(clock.seconds, (subject,), setup=run_others)
         return ours, {name: times[0] for name, times in seconds.items()}
-    benchmark.pedantic(subject, setup=run_others, rounds=rounds, warmup_rounds=1)
+    with memory_kept():
+        benchmark.pedantic(subject, setup=run_others, rounds=rounds, warmup_rounds=1)
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     return benchmark.stats.stats.median, medians
 
@@ -197,18 +199,22 @@ def in_turns(
         if name not in steps:
             clock.free()
 
-    begin = time.perf_counter()
-    for turn in range(MOST_ROUNDS):
-        if turn >= effort.least_rounds and time.perf_counter() - begin > effort.seconds:
-            break
+    def take_turn(turn: int) -> None:
         for name, step in list(steps.items()):
             try:
                 clock.meter = meters[name]
                 lead = 1.5 * (results[name].launch_seconds or 0.0) + LEAD
-                times[name].append(clock.seconds(lambda step=step, turn=turn: step(turn), lead))
+                times[name].append(clock.seconds(lambda step=step: step(turn), lead))
                 launching[name].append(clock.launch_seconds)
             except Exception as error:  # as above; the others go on
                 drop(name, error)
+
+    with memory_kept():
+        begin = time.perf_counter()
+        for turn in range(MOST_ROUNDS):
+            if turn >= effort.least_rounds and time.perf_counter() - begin > effort.seconds:
+                break
+            take_turn(turn)
     clock.meter = None
     for name in steps:
         result, meter = results[name], meters[name]

@@ -27,12 +27,12 @@ def test_a_training_that_fails_says_why(tmp_path: Path) -> None:
         precision.metrics_of(tmp_path / "no-such-file", [])
 
 
-def test_tables_show_the_largest_differences() -> None:
+def test_tables_show_the_largest_differences_and_the_mean_one() -> None:
     losses = {
         "float32": [[5.0, 4.0], [5.5, 4.5], [5.1, 4.1]],
         "bfloat16": [[5.0, 4.125], [5.5, 4.5], [5.1, 4.1]],
     }
     line = precision.curves_table([{"model": "m", "losses": losses}]).splitlines()[-1]
-    assert line == "| m | 4.2000 | 4.2417 | 0.1250 | 0.5000 |"
+    assert line == "| m | 3 | 4.2000 | 4.2417 | 0.1250 | 0.5000 | +0.0417 ± 0.0417 |"
     speeds = {"float32": 100.0, "bfloat16": 250.0}
     assert precision.speeds_table([{"model": "m", "sentences_per_second": speeds}]).endswith("| 2.50 × |")

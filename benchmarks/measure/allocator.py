@@ -1,0 +1,35 @@
+"""What malloc does with the memory that a computation has freed, which costs time that is not its own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+
+# Of mallopt, as in glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# What the thresholds become by themselves in a process that has freed a large tensor.
+LARGEST_MMAP_THRESHOLD, ITS_TRIM_THRESHOLD = 32 << 20, 64 << 20
+MOST, NEVER = 2**31 - 1, -1
+
+
+@contextlib.contextmanager
+def memory_kept() -> Iterator[bool]:
+    """While it lasts, malloc keeps what is freed for the next tensors; False where it cannot be told to.
+
+    glibc gives tensors of more than 32 MiB back to the system, and the next one has a page fault every 4 KiB.
+    What that costs depends on the system, on what ran before and, in a virtual machine, on its host: between
+    nothing and as much as the computation itself, and most where matrices are allocated. Functions are timed
+    without it, as with the allocators that PyTorch's tuning guide recommends (jemalloc, tcmalloc).
+    `benchmarks.allocator` measures what it costs.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:
+        yield False
+        return
+    try:
+        yield bool(mallopt(M_MMAP_THRESHOLD, MOST) and mallopt(M_TRIM_THRESHOLD, NEVER))
+    finally:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, ITS_TRIM_THRESHOLD)
