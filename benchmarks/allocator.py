@@ -22,8 +22,8 @@ import torch
 import fastqt
 from benchmarks.bench_gru import W, ragged_batch, torch_layer
 from benchmarks.bench_gru import forward_and_backward as steps_of_layer
-from benchmarks.measure.allocator import memory_kept
 from benchmarks.measure.baselines import eager_contrastive_loss, window_matrix
+from benchmarks.measure.kept_memory import memory_kept
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.measure.timing import Clock

@@ -121,7 +121,9 @@ def curves_table(rows: Sequence[dict[str, Any]]) -> str:
         of_precision = largest_difference(list(zip(of_float32, of_bfloat16, strict=True)))
         of_seed = largest_difference(list(combinations(of_float32, 2)))
         figures = (f"{x:.4f}" for x in (*map(statistics.fmean, last), of_precision, of_seed))
-        lines.append([row["model"], str(len(of_float32)), *figures, f"{mean:+.4f} ± {error:.4f}"])
+        lines.append(
+            [row["model"], str(len(of_float32)), *figures, f"{round(mean, 4) + 0.0:+.4f} ± {error:.4f}"]
+        )
     losses = "last loss, float32", "last loss, bfloat16"
     differences = "largest difference of precisions", "largest difference of seeds"
     mean = "mean difference of the last losses"

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from benchmarks.measure.allocator import memory_kept
 from benchmarks.measure.clocks import Meter
 from benchmarks.measure.errors import words
+from benchmarks.measure.kept_memory import memory_kept
 from fastqt.sentences.tools import memory
 
 MOST_ROUNDS = 50
