@@ -24,12 +24,13 @@ def memory_kept() -> Iterator[bool]:
     without it, as with the allocators that PyTorch's tuning guide recommends (jemalloc, tcmalloc).
     `benchmarks.allocator` measures what it costs.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if mallopt is None:
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if libc is None or not hasattr(libc, "mallopt"):
         yield False
         return
     try:
-        yield bool(mallopt(M_MMAP_THRESHOLD, MOST) and mallopt(M_TRIM_THRESHOLD, NEVER))
+        yield bool(libc.mallopt(M_MMAP_THRESHOLD, MOST) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
     finally:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
-        mallopt(M_TRIM_THRESHOLD, ITS_TRIM_THRESHOLD)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        libc.mallopt(M_TRIM_THRESHOLD, ITS_TRIM_THRESHOLD)
+        libc.malloc_trim(0)  # What was kept until now goes back to the system.

@@ -29,18 +29,20 @@ def test_freed_memory_stays_in_the_process_only_while_it_is_kept() -> None:
     with memory_kept() as is_kept:
         assert is_kept
         assert freed() < 0.1 * SIZE
-    assert freed(4 * SIZE) > 0.9 * 4 * SIZE  # No block that is still kept is large enough for this tensor.
+        before = status_bytes("VmRSS")
+    assert before - status_bytes("VmRSS") > 0.9 * SIZE  # what was kept
+    assert freed(2 * SIZE) > 0.9 * 2 * SIZE  # No free block of the heap is large enough for this tensor.
 
 
 def test_functions_are_timed_while_it_is_kept() -> None:
     sizes = []
 
     def step(turn: int) -> list[torch.Tensor]:
-        sizes.append(freed())
+        sizes.append(freed(4 * SIZE))  # more than the other test can have left in the heap
         return []
 
     in_turns({"a": lambda inputs: step}, None, Clock(torch.device("cpu")), Effort(0, 3, 0.0))
     of_memory, *timed = sizes
-    assert of_memory > 0.9 * SIZE  # The peak of memory is measured with malloc as it is.
+    assert of_memory > 0.9 * 4 * SIZE  # The peak of memory is measured with malloc as it is.
     assert len(timed) == 3
     assert max(timed) < 0.1 * SIZE
