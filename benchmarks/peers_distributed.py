@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Imported later, it would keep the group's threads alive (see fastqt/sentences/train/ranks.py).
+import torch.distributed.nn.functional
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.conventions import Loss, conventions
+from benchmarks.conventions import Convention, Loss, conventions
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
@@ -96,21 +99,26 @@ def compared(of_ranks: dict[str, Any], of_batch: dict[str, Any]) -> Found:
     return {**factors, "loss_of_rank_0": of_ranks["loss"], "loss_of_batch": of_batch["loss"]}
 
 
+def found_by(convention: Convention, rank: int, x: Tensor, y: Tensor) -> Found:
+    """In one of the processes: what is stored of a convention.
+
+    No DistributedDataParallel remains of it: where the last reference to a group is that of such a module,
+    Gloo's threads are waited for under Python's lock, which they may be waiting for.
+    """
+    shard = slice(rank * N // PROCESSES, (rank + 1) * N // PROCESSES)
+    towers, alone = Towers(), Towers()
+    module = DistributedDataParallel(towers)
+    of_ranks = gradients(module, towers, x[shard], y[shard], convention.of_rank)
+    of_batch = gradients(alone, alone, x, y, convention.of_batch)
+    return {"convention": convention.name, "source": convention.source, **compared(of_ranks, of_batch)}
+
+
 def measure(rank: int, folder: str) -> None:
     """In one of the processes: measures every convention; rank 0 writes what was found into the folder."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", PROCESSES)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=PATIENCE)
-    x, y = batch()
-    shard = slice(rank * N // PROCESSES, (rank + 1) * N // PROCESSES)
-    rows = []
-    for convention in conventions():
-        towers, alone = Towers(), Towers()
-        module = DistributedDataParallel(towers)
-        of_ranks = gradients(module, towers, x[shard], y[shard], convention.of_rank)
-        of_batch = gradients(alone, alone, x, y, convention.of_batch)
-        figures = compared(of_ranks, of_batch)
-        rows.append({"convention": convention.name, "source": convention.source, **figures})
+    rows = [found_by(convention, rank, *batch()) for convention in conventions()]
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(rows))
     dist.destroy_process_group()

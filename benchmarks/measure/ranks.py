@@ -11,6 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Imported later, it would keep the group's threads alive (see fastqt/sentences/train/ranks.py).
+import torch.distributed.nn.functional
+
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
