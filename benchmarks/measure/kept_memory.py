@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 from collections.abc import Iterator
 
-# Of mallopt, as in glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+from fastqt.sentences.runs.process_memory import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
+
 # What the thresholds become by themselves in a process that has freed a large tensor.
 LARGEST_MMAP_THRESHOLD, ITS_TRIM_THRESHOLD = 32 << 20, 64 << 20
-MOST, NEVER = 2**31 - 1, -1
 
 
 @contextlib.contextmanager
@@ -24,13 +22,13 @@ def memory_kept() -> Iterator[bool]:
     without it, as with the allocators that PyTorch's tuning guide recommends (jemalloc, tcmalloc).
     `benchmarks.allocator` measures what it costs.
     """
-    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-    if libc is None or not hasattr(libc, "mallopt"):
+    if not keep_freed_memory():
         yield False
         return
     try:
-        yield bool(libc.mallopt(M_MMAP_THRESHOLD, MOST) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
+        yield True
     finally:
+        libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, ITS_TRIM_THRESHOLD)
         libc.malloc_trim(0)  # What was kept until now goes back to the system.

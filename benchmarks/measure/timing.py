@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -54,6 +55,25 @@ def in_turns_with(
         benchmark.pedantic(subject, setup=run_others, rounds=rounds, warmup_rounds=1)
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     return benchmark.stats.stats.median, medians
+
+
+def steps_in_a_row(
+    functions: Mapping[str, Callable[[], object]], steps: int, rounds: int
+) -> dict[str, float]:
+    """Median seconds of each function on a CPU, in turns of one step that is not counted and `steps` more."""
+    clock = Clock(torch.device("cpu"))
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+
+    def row(function: Callable[[], object]) -> None:
+        for _ in range(steps):
+            function()
+
+    with memory_kept():
+        for _ in range(rounds):
+            for name, function in functions.items():
+                function()
+                seconds[name].append(clock.seconds(partial(row, function)) / steps)
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def beside_products(ours: float, seconds: Mapping[str, float]) -> dict[str, float | None]:

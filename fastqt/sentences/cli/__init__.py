@@ -19,6 +19,7 @@ from fastqt.sentences.cli.arguments import BAD_INPUT, build_parser
 from fastqt.sentences.cli.inference import INFERENCE, take_inference
 from fastqt.sentences.errors import OtherRankError
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.process_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -73,6 +74,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     if command is None:
         parser.print_help()
         return 0
+    if command == "train" and arguments is None:  # This process trains, and does nothing else.
+        keep_freed_memory()
     if options.keys() >= set(INFERENCE):
         options["inference"] = take_inference(options)
     return COMMANDS[command](**options)

@@ -1,6 +1,8 @@
 """Benchmarks take turns when they are measured, and run once when benchmarks are disabled."""
 
-from benchmarks.measure.timing import in_turns_with
+from functools import partial
+
+from benchmarks.measure.timing import Clock, in_turns_with, steps_in_a_row
 
 
 def test_turns(benchmark):
@@ -13,3 +15,19 @@ def test_turns(benchmark):
     assert ours > 0
     assert others.keys() == {"theirs"}
     assert others["theirs"] > 0
+
+
+def test_steps_in_a_row(monkeypatch):
+    order = []
+
+    def seconds(clock, function):
+        before = len(order)
+        function()
+        order.append("timed")
+        return float(before)
+
+    monkeypatch.setattr(Clock, "seconds", seconds)
+    functions = {name: partial(order.append, name) for name in ("ours", "theirs")}
+    # The medians of 1 and 9, and of 5 and 13, each for two steps.
+    assert steps_in_a_row(functions, steps=2, rounds=2) == {"ours": 5 / 2, "theirs": 9 / 2}
+    assert order == [*["ours"] * 3, "timed", *["theirs"] * 3, "timed"] * 2
