@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS = 256  # score rows that are in memory at a time
+ROUNDING = 4  # units in the last place of a product of norms, by which equal scores may differ
 
 
 @torch.no_grad()
@@ -20,23 +21,29 @@ def context_accuracy(
     """Forward and backward accuracy of a batch of consecutive sentences, in [0, 1]; both 0 for a single row.
 
     Forward accuracy is the fraction of rows i < N−1 whose highest score is that of candidate i+1. Backward
-    accuracy is the fraction of rows i > 0 whose highest score is that of candidate i−1. The score of a
-    sentence with itself is replaced by 0, as in the loss. Random embeddings reach about 1/N. The scores are
-    computed 256 rows at a time, in O(256·N) memory.
+    accuracy is the fraction of rows i > 0 whose highest score is that of candidate i−1. Where t scores are
+    the highest, each of them is chosen once in t times, so a row counts 1 / t. The score of a sentence with
+    itself is replaced by 0, as in the loss. Random embeddings, and equal ones, reach about 1/N. The scores
+    are computed 256 rows at a time, in O(256·N) memory.
 
     Source: the code of Logeswaran and Lee (2018).
     """
+    queries, candidates = _wide(queries), _wide(candidates)
     N = len(queries)
-    forward = backward = 0
+    rounding = _rounding(queries, candidates)
+
+    forward = backward = torch.zeros((), dtype=torch.float64, device=queries.device)
     for begin in range(0, N, ROWS):
         rows = torch.arange(begin, min(begin + ROWS, N), device=queries.device)
         scores = queries[rows] @ candidates.T
         scores[rows - begin, rows] = 0
-        best = scores.argmax(dim=1)
-        forward += int((best == rows + 1).sum())
-        backward += int((best == rows - 1).sum())
+
+        highest = scores >= scores.amax(dim=1, keepdim=True) - rounding[rows, None]
+        share = 1 / highest.sum(dim=1).clamp(min=1).double()  # of each one; none is the highest beside NaN
+        forward = forward + (share * _of_column(highest, rows + 1)).sum()
+        backward = backward + (share * _of_column(highest, rows - 1)).sum()
     pairs = max(N - 1, 1)
-    return forward / pairs, backward / pairs
+    return forward.item() / pairs, backward.item() / pairs
 
 
 def view_figures(
@@ -108,26 +115,37 @@ def ranking_figures(
     """How well queries find their positives among all documents of a batch, by cosine.
 
     The rank of query i is 1 plus the number of documents whose cosine with it is higher than that of its
-    positive. The cosines are computed 256 rows at a time, in O(256·M) memory for M documents.
+    positive. Where t documents, the positive among them, have the same cosine and b have a higher one, the
+    figures are means over all orders of the t: its rank is each of b+1 … b+t as often. So the query is the
+    first 1 / t times if b is 0, and its reciprocal rank is (H(b+t) − H(b)) / t, with the harmonic numbers H.
+    The cosines are computed 256 rows at a time, in O(256·M) memory for M documents.
 
     Returns:
         A dict of figures: accuracy, the share of queries with rank 1; mrr, the mean of 1 / rank; chance, the
         accuracy of a guess.
     """
-    queries, candidates = F.normalize(queries, dim=1), F.normalize(torch.cat([*documents]), dim=1)
+    queries = F.normalize(_wide(queries), dim=1)
+    candidates = F.normalize(_wide(torch.cat([*documents])), dim=1)
+    M, rounding = len(candidates), _rounding(queries, candidates)
 
-    ranks = []
+    higher, equal = [], []
     for begin in range(0, len(queries), ROWS):
         rows = torch.arange(begin, min(begin + ROWS, len(queries)), device=queries.device)
         cosines = queries[rows] @ candidates.T
         positive = cosines[rows - begin, rows]
-        ranks.append(1 + (cosines > positive[:, None]).sum(1))
-    rank = torch.cat(ranks).double()
 
+        # A cosine that is NaN is neither lower nor equal, so a positive without a number comes last.
+        lower = (cosines < (positive - rounding[rows])[:, None]).sum(1)
+        not_higher = (cosines <= (positive + rounding[rows])[:, None]).sum(1)
+        equal.append((not_higher - lower).clamp(min=1))
+        higher.append((M - not_higher).clamp(max=M - 1))
+    b, t = torch.cat(higher), torch.cat(equal)
+
+    harmonic = F.pad(torch.arange(1, M + 1, device=b.device).double().reciprocal().cumsum(0), (1, 0))
     return {
-        "accuracy": (rank == 1).double().mean().item(),
-        "mrr": rank.reciprocal().mean().item(),
-        "chance": 1 / len(candidates),
+        "accuracy": ((b == 0) / t.double()).mean().item(),
+        "mrr": ((harmonic[b + t] - harmonic[b]) / t).mean().item(),
+        "chance": 1 / M,
     }
 
 
@@ -143,11 +161,30 @@ def uniformity(x: Tensor, t: float = 2.0) -> float:
     N = len(x)
     norms = x.square().sum(1)
 
-    total = 0.0
+    parts = []
     for begin in range(0, N, ROWS):
         rows = torch.arange(begin, min(begin + ROWS, N), device=x.device)
-        squares = norms[rows, None] + norms - 2 * x[rows] @ x.T
-        kernel = torch.exp(-t * squares.clamp(min=0))
-        kernel[rows - begin, rows] = 0
-        total += float(kernel.sum())
-    return math.log(total / (N * (N - 1))) if N > 1 else 0.0
+        squares = (norms[rows, None] + norms - 2 * x[rows] @ x.T).clamp(min=0)
+        exponents = -t * squares
+        exponents[rows - begin, rows] = -torch.inf
+        parts.append(exponents.logsumexp(dim=1))
+    # A sum of exponentials would be 0 where t is large, and its logarithm minus infinity.
+    return torch.cat(parts).logsumexp(dim=0).item() - math.log(N * (N - 1)) if N > 1 else 0.0
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Embeddings in at least 32 bits: scores of 16 bits would be equal where the embeddings are not."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _rounding(queries: Tensor, candidates: Tensor) -> Tensor:
+    """By how much scores (N, M) of equal candidates may differ, (N,): a product rounds by their places."""
+    largest = candidates.norm(dim=1).max() if len(candidates) else 0.0
+    norms: Tensor = queries.norm(dim=1)
+    return ROUNDING * torch.finfo(queries.dtype).eps * largest * norms
+
+
+def _of_column(cells: Tensor, columns: Tensor) -> Tensor:
+    """The cell of each row (n, M) in its column (n,); False where there is no such column."""
+    inside = (columns >= 0) & (columns < cells.shape[1])
+    return cells.gather(1, columns.clamp(0, cells.shape[1] - 1)[:, None])[:, 0] & inside

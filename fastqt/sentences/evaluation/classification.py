@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.logistic import Classifiers, fit, one_hot
+from fastqt.sentences.metrics import ROUNDING
 
 # Values of C, the inverse strength of the regularisation.
 PAPER_GRID = tuple(2.0**power for power in range(9))  # Logeswaran and Lee (2018)
@@ -107,10 +108,10 @@ def nested_cross_validation(
     data = _tensor(features)
     scores, guesses = [], []
     for classifiers in fit(data, _targets(labels), train, grid):
-        guess = classifiers.log_probs(data).argmax(dim=2).numpy()
-        right = ((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)
+        log_probs = classifiers.log_probs(data).numpy()
+        right = (_hits(log_probs, labels) * held_out).sum(axis=1) / held_out.sum(axis=1)
         scores.append(right.reshape(len(outer), folds + 1))
-        guesses.append(guess[folds :: folds + 1])
+        guesses.append(log_probs[folds :: folds + 1].argmax(axis=2))
 
     score = np.array(scores)  # (C, outer fold, inner folds followed by the outer test)
     choice = score[:, :, :folds].mean(axis=2).argmax(axis=0)
@@ -157,8 +158,8 @@ def cross_validated(
     data = _tensor(features)
     scores, full = [], []
     for classifiers in fit(data, _targets(labels), train, grid):
-        guess = classifiers.log_probs(data)[:folds].argmax(dim=2).numpy()
-        scores.append((((guess == labels) & held_out).sum(axis=1) / held_out.sum(axis=1)).mean())
+        log_probs = classifiers.log_probs(data)[:folds].numpy()
+        scores.append(((_hits(log_probs, labels) * held_out).sum(axis=1) / held_out.sum(axis=1)).mean())
         full.append(Classifiers(classifiers.weight[-1:], classifiers.bias[-1:]))
     best = int(np.argmax(scores))
     return Chosen(full[best], grid[best], float(scores[best]))
@@ -207,8 +208,18 @@ def held_out_validated(
 
 
 def accuracy(log_probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The share of rows of `log_probs`, (n, classes), whose likeliest class is the one of `labels`, (n,)."""
-    return float((log_probs.argmax(axis=1) == labels).mean())
+    """The share of rows of `log_probs`, (n, classes), whose likeliest class is the one of `labels`, (n,).
+
+    Where t classes are the likeliest, each of them is chosen once in t times, so a row counts 1 / t.
+    """
+    return float(_hits(log_probs, labels).mean())
+
+
+def _hits(log_probs: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The chance (…, n) that a row of `log_probs`, (…, n, classes), gets its label, (n,)."""
+    best = log_probs.max(axis=-1, keepdims=True)
+    likeliest = log_probs >= best - ROUNDING * np.finfo(np.float32).eps * np.abs(best)
+    return np.asarray(likeliest[..., np.arange(len(labels)), labels] / likeliest.sum(axis=-1).clip(1))
 
 
 def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.evaluation.ranking import DEPTH, figures_of
+from fastqt.sentences.evaluation.ranking import DEPTH, Groups, figures_of, groups_of
 from fastqt.sentences.evaluation.vectors import Vectors
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.json_text import field, parse_object
@@ -29,11 +29,7 @@ DOCUMENTS = 2048  # that queries are compared with at a time
 
 @dataclass(frozen=True)
 class JudgedSet:
-    """Queries, documents, and how relevant some of these are to the queries.
-
-    Documents are in reverse order of their identifiers. A search in which, among equal scores, the earlier
-    document comes first then has the order of trec_eval.
-    """
+    """Queries, documents, and how relevant some of these are to the queries."""
 
     queries: dict[str, str]  # those that have judgements
     documents: dict[str, str]  # those that have text
@@ -43,44 +39,74 @@ class JudgedSet:
         """All texts of the set."""
         return chain(self.queries.values(), self.documents.values())
 
-    def search(self, vectors: Vectors) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The 1,000 documents with the highest cosine to each query, best first.
+    def search(self, vectors: Vectors) -> Found:
+        """Compares the queries with all documents.
 
-        Returns the cosines and the rows of `documents`, (Q, min(1000, documents)). A document that has the
-        query's own identifier has a cosine of -inf. Cosines are rounded to six decimals, so that rounding
-        errors of float32 do not give different ranks to equal cosines.
+        A document that has the query's own identifier has a cosine of -inf. Cosines are rounded to six
+        decimals, so that rounding errors of float32 do not give different ranks to equal cosines.
         """
         names, texts = list(self.documents), list(self.documents.values())
         row_of = {name: row for row, name in enumerate(names)}
         self_rows = np.array([row_of.get(query, -1) for query in self.queries])
+        pairs = [
+            (query, row_of[name], relevance)
+            for query, judged in enumerate(self.qrels.values())
+            for name, relevance in judged.items()
+            if name in row_of
+        ]
+        judged = np.array(pairs, np.int64).reshape(-1, 3)
+        judged_cosines = np.zeros(len(judged), np.float32)
         queries = F.normalize(torch.from_numpy(vectors(list(self.queries.values()))), dim=1)
 
         best = Best(len(queries), DEPTH)
+        left_out = torch.zeros(len(queries), dtype=torch.int64, device="cpu")
         for begin in range(0, len(texts), DOCUMENTS):
             block = F.normalize(torch.from_numpy(vectors(texts[begin : begin + DOCUMENTS])), dim=1)
             cosines = (queries @ block.T).round(decimals=6)
             (inside,) = np.nonzero((begin <= self_rows) & (self_rows < begin + len(block)))
             cosines[inside, self_rows[inside] - begin] = -torch.inf
+
+            (inside,) = np.nonzero((begin <= judged[:, 1]) & (judged[:, 1] < begin + len(block)))
+            judged_cosines[inside] = cosines[judged[inside, 0], judged[inside, 1] - begin]
+
+            everything, before = torch.cat([best.scores, cosines], dim=1), best.scores[:, -1:]
             best.add(cosines, begin)
-        return best.scores.numpy(), best.rows.numpy()
+            last = best.scores[:, -1:]
+            left_out *= (before == last).any(dim=1)
+            left_out += (everything == last).sum(dim=1) - (best.scores == last).sum(dim=1)
+        return Found(best.scores.numpy(), best.rows.numpy(), left_out.numpy(), judged, judged_cosines)
 
     def evaluate(self, vectors: Vectors, options: object) -> dict[str, Any]:
         """The mean of each figure of `fastqt.sentences.evaluation.ranking_metrics` over the queries."""
-        names = list(self.documents)
-        cosines, rows = self.search(vectors)
-        figures = []
-        for judged, scores, answers in zip(self.qrels.values(), cosines, rows.tolist(), strict=True):
-            relevance = [
-                judged.get(names[row], 0)
-                for row, score in zip(answers, scores, strict=True)
-                if np.isfinite(score)
-            ]
-            figures.append(
-                figures_of(np.array(relevance, np.int64), np.array(list(judged.values()), np.int64))
-            )
+        answers = self.search(vectors)
+        figures = [
+            figures_of(answers.groups(query), np.array(list(judged.values()), np.int64))
+            for query, judged in enumerate(self.qrels.values())
+        ]
         means = {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
         sizes = {"queries": len(self.queries), "documents": len(self.documents)}
         return {**means, "sizes": {**sizes, "judgements": sum(map(len, self.qrels.values()))}}
+
+
+class Found(NamedTuple):
+    """What a search found for Q queries."""
+
+    cosines: NDArray[np.float32]  # (Q, n), the 1,000 highest or all, best first
+    rows: NDArray[np.int64]  # (Q, n) of the documents
+    left_out: NDArray[np.int64]  # (Q,) documents with the cosine of the last one, beyond the 1,000
+    judged: NDArray[np.int64]  # (J, 3): a query, the row of a document and its relevance, query by query
+    judged_cosines: NDArray[np.float32]  # (J,)
+
+    def groups(self, query: int) -> Groups:
+        """The documents of a query in groups of equal cosines; the last group may go on beyond the 1,000."""
+        cosines, left_out = self.cosines[query], self.left_out[query]
+        begin, end = np.searchsorted(self.judged[:, 0], [query, query + 1])
+        return groups_of(
+            cosines[np.isfinite(cosines)],
+            self.judged_cosines[begin:end],
+            self.judged[begin:end, 2],
+            left_out=int(left_out) if np.isfinite(cosines[-1]) else 0,
+        )
 
 
 def judged_sets(data: Path) -> dict[str, Path]:
@@ -112,7 +138,7 @@ def read_judged(folder: Path) -> JudgedSet:
                 f"{queries_path}: want text in each query that has judgements, got none in "
                 f"{one_line(query, 40)!r}"
             )
-    documents = {name: documents[name] for name in sorted(documents, reverse=True) if documents[name]}
+    documents = {name: text for name, text in documents.items() if text}
     if not documents:
         raise InputError(f"{_wanted(folder, CORPUS, '.jsonl')}: want documents with text, got none")
     return JudgedSet({query: queries[query] for query in qrels}, documents, qrels)

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from fastqt.sentences.evaluation.classification import accuracy
+
 
 class MeanClassifier(NamedTuple):
     """The results of a classifier whose weights are class means."""
@@ -101,4 +103,4 @@ def _evaluate(
 ) -> MeanClassifier:
     scores = np.asarray(features, dtype=np.float64) @ weights.T
     losses = logsumexp(scores, axis=1) - scores[np.arange(len(labels)), labels]
-    return MeanClassifier(float((scores.argmax(axis=1) == labels).mean()), float(losses.mean()))
+    return MeanClassifier(accuracy(scores, labels), float(losses.mean()))

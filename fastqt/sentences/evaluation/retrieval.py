@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from fastqt.sentences.evaluation.ranking import first_right
+from fastqt.sentences.metrics import ROUNDING
+
 BLOCK_ROWS = 1024  # queries that are compared at once
-ROUNDING = 1e-9  # of a product of probabilities
+HALF = 1e-9  # by which a sum of probabilities may differ from a half
 
 
 class Retrieval(NamedTuple):
@@ -22,7 +25,8 @@ class Retrieval(NamedTuple):
     r1: float  # recall@1: the share of queries whose best answer has rank 1
     r5: float
     r10: float
-    median_rank: float  # ranks are counted from 1; among equal scores, the right one has the middle rank
+    # Half of the ranks, counted from 1, are at most this. Equal scores count once in each order.
+    median_rank: float
 
 
 class Pairs(NamedTuple):
@@ -77,19 +81,16 @@ class LinearMaps(nn.Module):
         """
         x, y = self(_tensor(images), _tensor(captions))
         image_of_caption = torch.from_numpy(owners)
-        image_ranks = torch.full((len(x),), float(len(y)), dtype=torch.float64, device="cpu")
-        caption_ranks = []
+        caption_ranks, image_ranks = _Ranks(len(x)), _Ranks(len(y))
         for begin in range(0, len(y), BLOCK_ROWS):
-            rows = slice(begin, begin + BLOCK_ROWS)
-            scores = y[rows] @ x.T  # (rows, I)
-            right = scores.gather(1, image_of_caption[rows, None])
-            caption_ranks.append(_rank(scores.scatter(1, image_of_caption[rows, None], -torch.inf), right))
+            scores = y[begin : begin + BLOCK_ROWS] @ x.T  # (rows, I)
+            image = image_of_caption[begin : begin + BLOCK_ROWS, None]
+            caption_ranks.add(scores, image == torch.arange(len(x), device="cpu"))
         for begin in range(0, len(x), BLOCK_ROWS):
             scores = x[begin : begin + BLOCK_ROWS] @ y.T
-            theirs = image_of_caption == torch.arange(begin, begin + len(scores), device="cpu")[:, None]
-            highest = scores.masked_fill(~theirs, -torch.inf).amax(dim=1, keepdim=True)
-            image_ranks[begin : begin + BLOCK_ROWS] = _rank(scores.masked_fill(theirs, -torch.inf), highest)
-        return _figures(image_ranks[torch.unique(image_of_caption)]), _figures(torch.cat(caption_ranks))
+            image = torch.arange(begin, begin + len(scores), device="cpu")[:, None]
+            image_ranks.add(scores, image_of_caption == image)
+        return image_ranks.figures(), caption_ranks.figures()
 
 
 def fit_maps(
@@ -180,21 +181,14 @@ def fit_maps(
 def chance(owners: NDArray[np.int64], images: int) -> tuple[Retrieval, Retrieval]:
     """What `LinearMaps.retrieve` finds on average, in both directions, where all orders are equally likely.
 
-    `owners` (N,) are the numbers of the captions' images. Half of the ranks are at most the median.
+    `owners` (N,) are the numbers of the captions' images.
     """
-    N = len(owners)
-    counts, times = np.unique(np.unique(owners, return_counts=True)[1], return_counts=True)
-    drawn = np.arange(N)
-    # The chance that none of an image's c captions is among the first r: a product over the first r draws.
-    missed = np.clip((N - counts[:, None] - drawn) / (N - drawn), 0, 1).cumprod(axis=1)
-    recalls = 1 - times @ missed / times.sum()
-    shares = [float(recalls[min(limit, N) - 1]) for limit in (1, 5, 10)]
-    median = 1 + int(np.argmax(recalls >= 0.5 - ROUNDING))
-    by_caption = [min(limit / images, 1.0) for limit in (1, 5, 10)]
-    return (
-        Retrieval(shares[0], shares[1], shares[2], median),
-        Retrieval(by_caption[0], by_caption[1], by_caption[2], (images + 1) // 2),
-    )
+    by_image, by_caption = _Ranks(len(owners)), _Ranks(images)
+    for captions, times in zip(*np.unique(np.bincount(owners), return_counts=True), strict=True):
+        if captions:
+            by_image.count(times, 0, len(owners), captions)
+    by_caption.count(len(owners), 0, images, 1)
+    return by_image.figures(), by_caption.figures()
 
 
 def margin_loss(
@@ -217,17 +211,40 @@ def margin_loss(
     return loss
 
 
-def _rank(others: Tensor, right: Tensor) -> Tensor:
-    """The rank, counted from 1, that the score of the right answer has among those of other answers.
+class _Ranks:
+    """How often the first right answer has each of the ranks 1 … n: of equal scores, on average over orders.
 
-    Among equal scores it is the middle one, so that vectors which are all alike do not count as found.
+    Where b scores are better than that of the best right answer, and t are equal, of which c are right, its
+    rank is b plus the place of the first right one among t in a random order (`first_right`).
     """
-    return 1 + (others > right).sum(dim=1) + (others == right).sum(dim=1).double() / 2
 
+    def __init__(self, n: int) -> None:
+        self.times = np.zeros(n)
 
-def _figures(ranks: Tensor) -> Retrieval:
-    shares = [float((ranks <= limit).double().mean()) for limit in (1, 5, 10)]
-    return Retrieval(shares[0], shares[1], shares[2], float(np.median(ranks.numpy())))
+    def add(self, scores: Tensor, right: Tensor) -> None:
+        """Counts queries with their scores (Q, n), and the right answers; one without any is left out."""
+        # Cosines are equal up to the rounding of their products; maps that have diverged find nothing.
+        scores = scores.nan_to_num(nan=-2.0)
+        best = scores.masked_fill(~right, -torch.inf).amax(dim=1, keepdim=True)
+        equal = (scores - best).abs() <= ROUNDING * torch.finfo(scores.dtype).eps
+        better = (scores > best) & ~equal
+        cases = torch.stack([each.sum(dim=1) for each in (better, equal, equal & right)], dim=1)
+        for case, times in zip(
+            *np.unique(cases[right.any(dim=1)].numpy(), axis=0, return_counts=True), strict=True
+        ):
+            self.count(times, *case.tolist())
+
+    def count(self, times: int, better: int, equal: int, right: int) -> None:
+        """Counts queries that have such numbers of better, of equal, and of equal right answers."""
+        chances = first_right(equal, right)
+        self.times[better : better + len(chances)] += times * chances
+
+    def figures(self) -> Retrieval:
+        """The shares of queries with a rank of at most 1, 5 and 10, and the median of all ranks."""
+        shares = (self.times / self.times.sum()).cumsum()
+        reached = [float(shares[min(limit, len(shares)) - 1]) for limit in (1, 5, 10)]
+        median = (shares.searchsorted(0.5 - HALF) + shares.searchsorted(0.5 + HALF)) / 2 + 1
+        return Retrieval(reached[0], reached[1], reached[2], float(median))
 
 
 def _tensor(array: NDArray[np.floating]) -> Tensor:

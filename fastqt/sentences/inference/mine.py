@@ -19,6 +19,7 @@ Sampling: TypeAlias = Literal["top", "random"]
 QUERIES = 1024  # that are searched at a time
 DOCUMENTS = 8192  # that they are compared with at a time
 SPARE = 10  # candidates for each negative, where some may be refused
+TIE = 1e-6  # by which equal cosines may differ: each product rounds in an order of its own
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,13 @@ def _refuse(
 ) -> None:
     refused = np.isin(rows, positives)
     if options.absolute_margin is not None:
-        refused |= cosines > lowest - options.absolute_margin
+        refused |= cosines > lowest - options.absolute_margin + TIE
     if options.relative_margin is not None:
-        refused |= cosines > lowest - abs(lowest) * options.relative_margin
+        refused |= cosines > lowest - abs(lowest) * options.relative_margin + TIE
     if options.max_score is not None:
-        refused |= cosines > options.max_score
+        refused |= cosines > options.max_score + TIE
     if options.min_score is not None:
-        refused |= cosines < options.min_score
+        refused |= cosines < options.min_score - TIE
     cosines[refused] = -np.inf
 
 

@@ -1,7 +1,11 @@
-"""Figures of rankings: against their definitions, trec_eval's numbers, and trec_eval itself."""
+"""Figures of rankings against trec_eval's numbers and trec_eval itself, which has one order of equal scores.
 
-import math
+tests/sentences/test_ties.py compares the figures of equal scores with their means over all orders.
+"""
+
+import itertools
 import random
+import statistics
 
 import pytest
 
@@ -18,7 +22,7 @@ TREC = {
 
 
 def draw(seed):
-    """Judgements and a run with ties, grades, and documents that were not judged or not found."""
+    """Judgements and a run with grades, and documents that were not judged or not found."""
     generator = random.Random(seed)
     documents = [f"d{number}" for number in range(generator.choice((5, 30, 1500)))]
     qrels, run = {}, {}
@@ -28,44 +32,15 @@ def draw(seed):
         qrels[query] = {document: generator.choice(grades) for document in judged}
         qrels[query] |= {f"missing{number}": 1 for number in range(generator.randint(0, 2))}
         found = generator.sample(documents, generator.randint(0, len(documents)))
-        levels = generator.choice((1, 4, 10**6))  # few levels of scores give many ties
-        run[query] = {document: generator.randrange(levels) / 1024 for document in found}
+        scores = generator.sample(range(10**6), len(found))  # no two are equal
+        run[query] = {document: score / 1024 for document, score in zip(found, scores, strict=True)}
     return qrels, run
-
-
-def by_definition(judged, scores):
-    """The figures in loops over ranks, with the ideal order by hand."""
-    order = [document for _, document in sorted(((scores[d], d) for d in scores), reverse=True)][:1000]
-    wanted = [document for document, relevance in judged.items() if relevance >= 1]
-    gain = sum(max(judged.get(d, 0), 0) / math.log2(rank + 2) for rank, d in enumerate(order[:10]))
-    ideal = sum(
-        max(g, 0) / math.log2(rank + 2) for rank, g in enumerate(sorted(judged.values(), reverse=True)[:10])
-    )
-    ranks = [rank for rank, document in enumerate(order, start=1) if document in wanted]
-    share = 1 / len(wanted) if wanted else 0
-    return {
-        "nDCG@10": gain / ideal if ideal else 0,
-        "MRR@10": 1 / ranks[0] if ranks and ranks[0] <= 10 else 0,
-        "MAP@1000": sum(count / rank for count, rank in enumerate(ranks, start=1)) * share,
-        **{f"recall@{k}": sum(rank <= k for rank in ranks) * share for k in (1, 10, 100)},
-    }
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_figures_are_those_of_their_definitions(seed):
-    qrels, run = draw(seed)
-    found = ranking_metrics(qrels, run)
-    assert list(found) == list(qrels)
-    for query, judged in qrels.items():
-        assert found[query] == pytest.approx(by_definition(judged, run[query]), abs=1e-12)
 
 
 # Judgements and scores, and what pytrec_eval-terrier 0.5.11 says of them; the last is the reciprocal rank.
 STORED = [
     # the only relevant document comes first
     ({"a": 1}, {"a": 0.9, "b": 0.1}, (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)),
-    # ties: c comes before b, and b before a
-    ({"a": 1}, {"a": 0.5, "b": 0.5, "c": 0.5}, (0.5, 0.3333333333333333, 0.0, 1.0, 1.0, 0.3333333333333333)),
     # grades in the wrong order
     (
         {"a": 3, "b": 1, "c": 2},
@@ -75,7 +50,7 @@ STORED = [
     # one of two relevant documents is missing, another was judged as not relevant
     (
         {"a": 2, "b": -1, "c": 0, "missing": 1},
-        {"a": 1.0, "b": 1.0, "d": 1.0, "c": 0.5},
+        {"a": 1.0, "b": 1.2, "d": 1.1, "c": 0.5},
         (0.38009376671593426, 0.16666666666666666, 0.0, 0.5, 0.5, 0.3333333333333333),
     ),
     # nothing relevant is judged, or found
@@ -109,6 +84,19 @@ def test_figures_are_those_of_trec_eval():
             rank = theirs[query]["recip_rank"]
             expected["MRR@10"] = rank if rank >= 0.1 else 0  # trec_eval has no cut of the reciprocal rank
             assert figures == pytest.approx(expected, abs=1e-12), (seed, query)
+
+
+def test_figures_of_equal_scores_are_the_mean_of_trec_eval_over_names():
+    """trec_eval sorts equal scores by the documents' names, so each renaming is another order of them."""
+    pytrec_eval = pytest.importorskip("pytrec_eval", reason="pytrec_eval is not installed")
+    relevances, scores, theirs = (2, 0, 1, 0, 1), (0.5, 0.5, 0.5, 0.5, 0.25), []
+    for names in itertools.permutations("abcde"):
+        qrels, run = ({"q": dict(zip(names, values, strict=True))} for values in (relevances, scores))
+        evaluator = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map_cut.1000", "recall.1,10,100"})
+        theirs.append(evaluator.evaluate(run)["q"])
+        ours = ranking_metrics(qrels, run)["q"]
+    for name, trec in TREC.items():
+        assert ours[name] == pytest.approx(statistics.mean(each[trec] for each in theirs), abs=1e-12), name
 
 
 def test_queries_that_were_not_searched_count_nothing_and_others_are_left_out():

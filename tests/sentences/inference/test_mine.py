@@ -218,3 +218,13 @@ def test_vectors_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             mine(*arguments)
+
+
+@pytest.mark.parametrize("D", [77, 768])
+@pytest.mark.parametrize("limit", ["absolute_margin", "relative_margin", "max_score", "min_score"])
+def test_a_cosine_that_equals_a_limit_is_not_above_or_below_it(limit, D):
+    """Though the products of equal rows round differently."""
+    row = np.random.default_rng(0).normal(size=(1, D)).astype(np.float32)
+    options = MineOptions(negatives=40, **{limit: 1.0 if limit.endswith("score") else 0.0})
+    negatives = mine(np.repeat(row, 7, axis=0), np.repeat(row, 41, axis=0), [[0]] * 7, options)
+    assert np.sort(negatives.rows, axis=1).tolist() == [list(range(1, 41))] * 7
