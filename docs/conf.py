@@ -35,8 +35,6 @@ exclude_patterns = ["_extensions", "_static", "pictures"]
 # What the site has of Markdown files outside of this folder, to which pages link.
 site_pages = {
     "README.md": "index.md",
-    "benchmarks/predict/gpu_estimates.md": "predictions/triton.md",
-    "benchmarks/predict/cuda_estimates.md": "predictions/one-launch.md",
 }
 
 # Pages whose blocks of Python are run, and which can be downloaded as notebooks.

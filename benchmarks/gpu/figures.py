@@ -13,7 +13,6 @@ import torch
 
 from benchmarks.gpu import peers
 from benchmarks.gpu.peers import Contestant, Inputs, in_graph, make_inputs
-from benchmarks.gpu.predicted import ONE_LAUNCH, predictions
 from benchmarks.gpu.recorder import recorded_check
 from benchmarks.gpu.sections import Options, Record, Verdict, refusals
 from benchmarks.gpu.shapes import (
@@ -26,7 +25,9 @@ from benchmarks.gpu.shapes import (
 )
 from benchmarks.gpu.stages import importable_peers
 from benchmarks.measure.timing import Clock, Effort, in_turns
+from benchmarks.predict import predictions
 
+ONE_LAUNCH = "fastqt one launch"
 EFFORT, DRY_EFFORT = Effort(seconds=2.0), Effort(1, 1, 0.01)
 
 
@@ -136,8 +137,8 @@ def measure(
             **asdict(result),
             "gemm_seconds": gemm_seconds,
             "ratio_to_gemm": result.seconds / gemm_seconds if result.seconds and gemm_seconds else None,
-            "predicted_seconds": predicted.seconds if predicted else None,
-            "predicted_ratio": predicted.ratio if predicted else None,
+            "predicted_seconds": predicted[0] if predicted else None,
+            "predicted_ratio": predicted[1] if predicted else None,
         }
         for name, result in results.items()
         for predicted in (predictions().get((shape, name)),)

@@ -20,6 +20,7 @@ from benchmarks import (
     peers_trainer,
     peers_whole_batch,
     precision,
+    predict,
 )
 from benchmarks.measure.learning import (
     evaluation_table,
@@ -52,8 +53,6 @@ from benchmarks.offline import amd
 from benchmarks.papers import claims, curves, pages
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.peers_distributed import conventions_machine, conventions_table, stored_peers
-from benchmarks.predict import scaling
-from benchmarks.predict.summary import predictions_table
 
 README = ROOT / "README.md"
 PAGES = (
@@ -96,10 +95,7 @@ def stored_distributed() -> list[Run]:
 
 
 def sections(run: Run) -> dict[str, Callable[[], str]]:
-    predicted = {name: partial(render, scaling.stored()) for name, render in scaling.TABLES.items()}
-
     return {
-        **predicted,
         **{f"papers {name}": section for name, section in (pages.SECTIONS | claims.SECTIONS).items()},
         "amd": amd.stored_table,
         "conventions": lambda: conventions_table(stored_peers()["found"]),
@@ -134,7 +130,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "logistic machine": lambda: machine(stored_logistic()),
         "distributed": lambda: distributed_table(stored_distributed()),
         "distributed machine": lambda: machine(stored_distributed()[0]),
-        "predictions": predictions_table,
+        "predictions": predict.predictions_table,
+        "scaling thresholds": predict.thresholds_table,
         "allocator": lambda: allocator.allocator_table(allocator.stored()["found"]),
         "allocator machine": lambda: machine(allocator.stored()),
         "precision": lambda: precision.curves_table(precision.stored()["curves"]["found"]),
