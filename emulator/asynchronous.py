@@ -1,7 +1,7 @@
 """What Hopper does beside its threads: copies of boxes of tensors, and mbarriers, which tell of them.
 
-A copy arrives as late as the kernel allows. Until then shared memory that is to be written counts as pending,
-and memory that is read as busy. `products` has the products of warp groups.
+A copy arrives as late as the kernel allows. Until then shared memory that is to be written counts as pending.
+`products` has the products of warp groups.
 
 Source: Parallel Thread Execution ISA, "mbarrier", "cp.async.bulk.tensor", "Swizzling modes".
 """
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.matrices import WARP
 from emulator.order import NOBODY
 
 Array = NDArray[Any]
@@ -141,13 +140,11 @@ class TensorMap:
 
 
 class BulkCopies:
-    """cp.async.bulk.tensor between global and shared memory."""
+    """cp.async.bulk.tensor from global to shared memory."""
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
         self.loads: list[tuple[Array, Array, Array, int, int, int]] = []
-        self.stores: dict[int, list[tuple[Array, int]]] = {}  # of each thread, the cells and the group
-        self.groups: dict[int, int] = {}
 
     def _tile(self, threads: Any, lane: int, to: int, box: TensorMap) -> tuple[Array, Array]:
         """The places of a tile's bytes, (rows, bytes of a row), and the cells that they are in."""
@@ -217,63 +214,13 @@ class BulkCopies:
             self.machine.mbarriers.arrived(key, data.size, warp)
         return bool(arriving)
 
-    def store(
-        self, threads: Any, maps: Array, coordinates: Sequence[Array], source: Array, where: Array | None
-    ) -> None:
-        """What lies beyond the matrix is left out."""
-        shared, memory = self.machine.shared_memory, self.machine.global_memory
-        for lane in range(threads.n) if where is None else np.flatnonzero(where):
-            box = self.machine.tensor_maps[int(maps[lane])]
-            column, row = (int(x[lane]) for x in coordinates)
-            places, cells = self._tile(threads, lane, int(source[lane]), box)
-            warps = np.full(cells.shape, threads.warp[lane], np.int32)
-            faults = shared.shadow.read(cells, warps, asynchronous=True)
-            shared._tell(threads, np.full(cells.shape, lane), faults, source)
-            shared.shadow.busy[cells] += 1
-            data = shared.regions[0].views[1][places]
-            inside, first, last = _inside(box, row, column)
-            if inside.size and last > first:
-                skipped = (first - column) * box.size
-                part = data[inside - row, skipped : skipped + (last - first) * box.size]
-                address = (
-                    box.address + inside[:, None] * box.stride + first * box.size + np.arange(part.shape[1])
-                )
-                number = int(np.searchsorted(memory.bases, address[0, 0], side="right")) - 1
-                at = (address - memory.bases[number]).ravel()
-                of_block, of_warp = (np.full(at.size, x[lane]) for x in (threads.block, threads.warp))
-                memory.write(number, at, part.ravel(), of_block, of_warp)
-            thread = int(threads.number[lane])
-            self.stores.setdefault(thread, []).append((cells, self.groups.get(thread, 0)))
-
-    def commit(self, threads: Any, where: Array | None) -> None:
-        for lane in range(threads.n) if where is None else np.flatnonzero(where):
-            thread = int(threads.number[lane])
-            self.groups[thread] = self.groups.get(thread, 0) + 1
-
-    def wait(self, threads: Any, pending: int) -> None:
-        """The shared memory that stores read, but for those of the last groups, is free again."""
-        shadow = self.machine.shared_memory.shadow
-        here = set(threads.number.tolist())
-        for thread in here & self.stores.keys():
-            done = self.groups.get(thread, 0) - pending
-            for cells, group in self.stores[thread]:
-                if group < done:
-                    shadow.busy[cells] -= 1
-                    shadow.read(cells, np.full(cells.shape, thread // WARP, np.int32))
-            self.stores[thread] = [x for x in self.stores[thread] if x[1] >= done]
-
-    def ended(self, threads: Any, leaves: Array, last: Array) -> None:
-        """Threads end, some as the last ones of their blocks, whose shared memory ends then, too."""
-        reading = {thread for thread, stores in self.stores.items() if stores}
-        arriving = {key >> 32 for *_, key in self.loads}
-        unfinished = (
-            (leaves & np.isin(threads.number, [*reading]), "copies that it has begun still read"),
-            (last & np.isin(threads.block, [*arriving]), "copies have still to arrive in"),
-        )
-        for lanes, what in unfinished:
-            if lanes.any():
-                details = f"the thread ends while {what} its block's shared memory"
-                self.machine.report(threads, "pending", np.flatnonzero(lanes), None, details)
+    def ended(self, threads: Any, last: Array) -> None:
+        """Threads end as the last ones of their blocks, whose shared memory ends then, too."""
+        arriving = [key >> 32 for *_, key in self.loads]
+        lanes = last & np.isin(threads.block, arriving)
+        if lanes.any():
+            details = "the thread ends while copies have still to arrive in its block's shared memory"
+            self.machine.report(threads, "pending", np.flatnonzero(lanes), None, details)
 
 
 def _inside(box: TensorMap, row: int, column: int) -> tuple[Array, int, int]:

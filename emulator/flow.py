@@ -127,7 +127,7 @@ def is_special(name: str) -> bool:
 # Instructions that write no register, by the beginnings of their names with modifiers.
 _WRITE_NOTHING = (
     *("st.", "stmatrix", "bra", "brx", "bar", "ret", "exit", "red.", "fence", "membar", "cp.", "prefetch"),
-    *("setmaxnreg", "wgmma.fence", "wgmma.commit", "wgmma.wait", "mbarrier.init", "mbarrier.inval"),
+    *("wgmma.fence", "wgmma.commit", "wgmma.wait", "mbarrier.init", "mbarrier.inval"),
     *("call", "trap"),
 )
 

@@ -294,7 +294,7 @@ class Machine:
         self.alive[threads.number[leaves]] = False
         some_left = self.alive.reshape(self.blocks, self.threads).any(1)
         self.products.ended(threads, leaves)
-        self.bulk.ended(threads, leaves, leaves & ~some_left[threads.block])
+        self.bulk.ended(threads, leaves & ~some_left[threads.block])
 
     def _barrier(self, threads: Threads, operands: Sequence[Any], at: int) -> list[Threads]:
         """Threads arrive at a barrier of their block; those go on for which it is complete."""

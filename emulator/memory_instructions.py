@@ -56,9 +56,6 @@ class Instructions(OfRegisters):
         if str(mask) not in ("-1", "0xffffffff"):
             self.line(f"m.warps.want_all(th.array({self.value(str(mask), 'b32')}))")
 
-    def do_setmaxnreg(self, i: Instruction) -> None:
-        """Registers are not counted here."""
-
     def do_mbarrier(self, i: Instruction) -> None:
         how, where = i.modifiers[0], self.guard or "None"
         if how == "init":
@@ -259,17 +256,10 @@ class Instructions(OfRegisters):
 
     def bulk(self, i: Instruction, where: str) -> None:
         """cp.async.bulk"""
-        if "commit_group" in i.modifiers:
-            self.line(f"m.bulk.commit(th, {where})")
-        elif "wait_group" in i.modifiers:
-            self.line(f"m.bulk.wait(th, {int(str(i.operands[0]))})")
-        elif i.modifiers[2:6] in LOADS and not {"multicast__cluster", "cta_group__2"} & set(i.modifiers):
+        if i.modifiers[2:6] in LOADS and not {"multicast__cluster", "cta_group__2"} & set(i.modifiers):
             to, maps, coordinates = self.address(i.operands[0], 32), *self.box(i.operands[1])
             barrier = self.address(i.operands[2], 32)
             self.line(f"m.bulk.load(th, {to}, {maps}, {coordinates}, {barrier}, {where})")
-        elif i.modifiers[2:6] == ("tensor", "2d", "global", "shared__cta"):
-            maps, coordinates = self.box(i.operands[0])
-            self.line(f"m.bulk.store(th, {maps}, {coordinates}, {self.address(i.operands[1], 32)}, {where})")
         else:
             self.unknown(i.text)
 

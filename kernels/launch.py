@@ -37,8 +37,6 @@ class Config:
     warps: int = 8  # of a program
     stages: int = 3  # how many steps' operands are loaded ahead of the tensor cores
     descriptors: bool = False  # whether Hopper's copy engine (TMA) loads the operands that allow it
-    # Whether the kernel of scores/warp_specialized.py makes the scores that it can.
-    warp_specialized: bool = False
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:

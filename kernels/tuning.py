@@ -51,10 +51,9 @@ def score_config(
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
-    The first entry of the GPU's table that covers the problem and has its epilogue is used. Only such an
-    entry can ask for the warp-specialised kernel. A heavy epilogue, that of a sigmoid or of a mask, needs the
-    registers that a large tile takes. One that sums up columns, or reads a value of each, is better off with
-    few of them; a wide one reads several.
+    The first entry of the GPU's table that covers the problem and has its epilogue is used. A heavy epilogue,
+    that of a sigmoid or of a mask, needs the registers that a large tile takes. One that sums up columns, or
+    reads a value of each, is better off with few of them; a wide one reads several.
     """
     if INTERPRETED or (device.type != "cuda" and not is_described()):
         return WHEN_INTERPRETED
@@ -94,7 +93,7 @@ def sample_config(config: Config) -> Config:
     Columns are so few that larger tiles would leave multiprocessors idle.
     """
     rows, columns = (min(side, SAMPLE_SIDE) for side in (config.rows, config.columns))
-    return replace(config, rows=rows, columns=columns, warp_specialized=False)
+    return replace(config, rows=rows, columns=columns)
 
 
 @functools.cache

@@ -11,13 +11,13 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.correctness import Problem, case_verdict, problem_verdict
-from benchmarks.gpu.forced import large_tests
+from benchmarks.gpu.forced import large_test
 from benchmarks.gpu.processes import run_section
 from benchmarks.gpu.sections import MEMORY, Options, Record, Section, Verdict, check, check_record
 from benchmarks.gpu.stages import SANITIZED
 from tests.shared.cases import CASES
 
-LARGE_WIDTH = 256  # the least that fills the stages of the warp-specialised kernel
+LARGE_WIDTH = 256  # which fills the stages of the scores' kernel
 ERROR_STATUS = 86  # the tool's exit status where it finds an error
 ABSENT = "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
 # The tools, and what each is given beside that: which kernels it looks at.
@@ -41,8 +41,7 @@ def sanitized(options: Options) -> Iterator[Record]:
 
 def large(options: Options) -> Iterator[Record]:
     """The calls that reach the kernels of large problems on Hopper, as small as these can be."""
-    for way, test in large_tests(options, "fast", LARGE_WIDTH).items():
-        yield check(f"{way}, fast", test)
+    yield check("descriptors, fast", large_test(options, "fast", LARGE_WIDTH))
 
 
 def sanitizer(options: Options, seconds: float) -> Iterator[Record]:

@@ -5,8 +5,7 @@ python -m benchmarks.tune --dtype bfloat16 --minutes 3
 python -m benchmarks.tune --dry-run --out DIR               # tiny problems on a CPU, in Triton's interpreter
 
 Each epilogue that `fastqt.kernels.tuning` tells from others has tiles of its own, because the values that it
-keeps beside a tile's take registers. On Hopper the warp-specialised kernel is tried for plain exponentials as
-well, and chosen where it is the fastest.
+keeps beside a tile's take registers.
 A dtype's table is replaced as soon as one of its shapes has been measured. The tables of other dtypes stay.
 """
 
@@ -41,8 +40,6 @@ TUNED = ROOT / "kernels" / "tuned"
 DTYPES = ("bfloat16", "float16", "float32")
 MOST_ACCUMULATORS = 128  # float32 for each thread; more would spill
 FINALISTS = 4  # configs that are measured again, in turns and with every group
-ROLE_TILES = ((128, 256), (256, 128), (128, 128))  # of the warp-specialised kernel
-ROLE_STEPS = ((64, 4), (32, 8), (64, 3), (128, 2), (64, 6))  # their widths, and as many stages as fit
 ANY = 2**62
 
 
@@ -57,25 +54,9 @@ class Space:
     stages: tuple[int, ...] = (4, 3, 2, 5)
     groups: tuple[int, ...] = (8, 4, 16)
     descriptors: tuple[bool, ...] = (False, True)
-    warp_specialized: bool = True  # whether the warp-specialised kernel is tried, too
 
     def configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
         """All with the first group. Large tiles mostly win, so they come first: time may run out."""
-        from fastqt.kernels.launch import Config
-
-        ordinary = self.ordinary_configs(itemsize, shared_bytes)
-        if not self.warp_specialized or itemsize != 2:
-            return ordinary
-        specialized = [
-            Config(rows, columns, width, self.groups[0], 8, stages, warp_specialized=True)
-            for rows, columns in ROLE_TILES
-            for width, stages in ROLE_STEPS
-        ]
-        # They are few, and what they are for is to win: they come before all others.
-        return [config for config in specialized if fits(config, itemsize, shared_bytes)] + ordinary
-
-    def ordinary_configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
-        """Those of the ordinary kernel."""
         from fastqt.kernels.launch import Config
 
         configs = [
@@ -93,11 +74,7 @@ class Space:
 
 def fits(config: Config, itemsize: int, shared_bytes: int) -> bool:
     """Whether the operands' tiles of all stages fit in shared memory, and the accumulators in registers."""
-    from fastqt.kernels.scores import warp_specialized_launch
-
     staged = (config.rows + config.columns) * config.width * itemsize * config.stages
-    if config.warp_specialized:
-        staged = warp_specialized_launch.shared_bytes(config, itemsize)
     accumulators = config.rows * config.columns / (32 * config.warps)
     return staged <= shared_bytes and accumulators <= MOST_ACCUMULATORS
 
@@ -139,7 +116,7 @@ PLAN = Plan(
         *(Cell(Shape(8192, 8192, 768), ANY, ANY, epilogue) for epilogue in OTHERS),
     ),
     Space(),
-    Space((128, 256), (64, 128, 256), (64, 32), (8,), (4, 3), (8, 16), warp_specialized=False),
+    Space((128, 256), (64, 128, 256), (64, 32), (8,), (4, 3), (8, 16)),
     rounds=10,
 )
 DRY_PLAN = Plan(
@@ -148,8 +125,8 @@ DRY_PLAN = Plan(
         Cell(Shape(12, 20, 16), ANY, ANY),
         *(Cell(Shape(12, 20, 16), ANY, ANY, epilogue) for epilogue in OTHERS),
     ),
-    Space((16,), (16, 32), (16,), (4,), (2,), (2, 1), (False,), warp_specialized=False),
-    Space((16,), (16, 32), (16,), (4,), (2,), (2,), (False,), warp_specialized=False),
+    Space((16,), (16, 32), (16,), (4,), (2,), (2, 1), (False,)),
+    Space((16,), (16, 32), (16,), (4,), (2,), (2,), (False,)),
     rounds=1,
     compiled_rows=16,
 )
@@ -215,10 +192,6 @@ def tune(
 def attempt(scores: Scores, config: Config, clock: Clock, rounds: int) -> float | None:
     """Median seconds; None for a config that does not compile, does not fit or computes wrong sums."""
     try:
-        refused = scores.why_not(config)
-        if refused is not None:
-            print(f"  {config}: {refused}", file=sys.stderr)
-            return None
         if not scores.is_right(config):
             return None
         return statistics.median(
@@ -260,12 +233,12 @@ def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
 
 
 def plan_for(device: torch.device) -> Plan:
-    """The plan for a device. Descriptors need Hopper or later, the warp-specialised kernel Hopper itself."""
+    """The plan for a device. Descriptors need Hopper or later."""
     if device.type != "cuda":
         return DRY_PLAN
     capability = torch.cuda.get_device_capability(device)
     descriptors = PLAN.space.descriptors if capability >= (9, 0) else (False,)
-    space = replace(PLAN.space, descriptors=descriptors, warp_specialized=capability[0] == 9)
+    space = replace(PLAN.space, descriptors=descriptors)
     return replace(PLAN, space=space, other_space=replace(PLAN.other_space, descriptors=descriptors))
 
 

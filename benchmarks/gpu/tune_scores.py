@@ -77,17 +77,6 @@ class Scores:
         norms = dict(zip(("query_inverse_norms", "candidate_inverse_norms"), inverse_norms, strict=True))
         return Tile(0, self.shape.N, candidates, exclude_diagonal=True, **norms)
 
-    def why_not(self, config: Config) -> str | None:
-        """Why the launch would be another kernel's than the config asks for, or None."""
-        from fastqt.kernels.scores import Tile, warp_specialized_launch
-        from fastqt.kernels.scores.epilogues import EXP
-
-        if not config.warp_specialized:
-            return None
-        f, g = self.pair(0)
-        asked = Tile(0, self.shape.N, g), f, config, EXP, {"out": self.stored}
-        return warp_specialized_launch.why_not(*asked)
-
     def is_right(self, config: Config) -> bool:
         """Whether the first and the last rows of what is stored, and their sums, equal plain PyTorch's."""
         f, g = (x.float() for x in self.pair(0))

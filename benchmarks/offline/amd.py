@@ -47,7 +47,7 @@ def launches(arch: str) -> Iterator[tuple[str, Launch]]:
     """What all cases launch on a GPU, but for what NVIDIA's GPUs alone have, each specialisation once."""
     seen = set()
     for case in CASES:
-        if case.warp_specialized or case.descriptors or case.archs == (100,):
+        if case.descriptors or case.archs == (100,):
             continue
         for wanted in case.wanted:
             launch = chosen(noted(replace(case, descriptors=False), GPUS[arch]), wanted)

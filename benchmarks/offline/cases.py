@@ -191,36 +191,6 @@ CASES = (
         wanted=("scores_kernel EPILOGUE=SIGMOID out bias tile_column_sums DESCRIPTORS",),
     ),
     Case(
-        "bf16, warp-specialised",
-        N=4000,  # no multiple of a tile's columns
-        warp_specialized=True,
-        archs=(90,),
-        wanted=(
-            "warp_specialized_scores_kernel out tile_row_sums EXCLUDE_DIAGONAL target_starts",
-            "row_stats_kernel",
-            "scores_kernel EPILOGUE=ROW_MAX",
-        ),
-    ),
-    Case(
-        "bf16, low, warp-specialised",
-        memory="low",
-        warp_specialized=True,
-        archs=(90,),
-        wanted=("warp_specialized_scores_kernel out row_factors -tile_row_sums target_starts",),
-    ),
-    Case(
-        "fp16, negatives, warp-specialised",
-        dtype="float16",
-        D=1000,
-        warp_specialized=True,
-        negatives=4096,
-        archs=(90,),
-        wanted=(
-            "warp_specialized_scores_kernel -out tile_row_sums",
-            "warp_specialized_scores_kernel out -tile_row_sums -EXCLUDE_DIAGONAL -target_starts",
-        ),
-    ),
-    Case(
         "bf16, upstream gradient",
         row_negatives="given",
         negatives=64,

@@ -66,12 +66,9 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, constants, alignments = specialised(launch)
-    source = (GluonASTSource if launch.kernel.is_gluon() else ASTSource)(
-        fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments
-    )
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
     log = io.StringIO()
     with contextlib.redirect_stdout(log):  # where Triton shows ptxas -v
         kernel = triton.compile(source, target=GPUTarget("cuda", gpu.arch, 32), options=launch.options)
@@ -89,8 +86,6 @@ def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]
         "threads": 32 * kernel.metadata.num_warps,
         "instructions": {name: ptx.count(name) for name in INSTRUCTIONS},
     }
-    if launch.kernel.is_gluon():  # what its roles are made of has no other names than the machine's
-        figures["opcodes"] = dict(opcodes(kernel.asm["cubin"]))
     return {**figures, "sass": opcodes(kernel.asm["cubin"]).total()} if disassembled else figures
 
 

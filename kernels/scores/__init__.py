@@ -2,8 +2,7 @@
 
 `mainloop` holds the kernel: it walks over tiles and makes the scores of each in registers. `exclusions` adds
 biases and removes cells, `epilogues` reduces and stores the tile, `launch` is what engines call,
-with a `tile`. On Hopper a table can choose the kernel of `warp_specialized` for exponentials, which
-`warp_specialized_launch` launches.
+with a `tile`.
 """
 
 from fastqt.kernels.scores.launch import exp_scores, max_scores, row_and_column_scores, sigmoid_scores

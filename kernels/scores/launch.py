@@ -16,7 +16,6 @@ from fastqt.kernels.launch import (
     on_device,
     precision,
 )
-from fastqt.kernels.scores import warp_specialized_launch
 from fastqt.kernels.scores.epilogues import EXP, EXP_ROWS_AND_COLUMNS, ROW_MAX, SIGMOID
 from fastqt.kernels.scores.mainloop import scores_kernel
 from fastqt.kernels.scores.tile import Tile, column_tiles, row_tiles
@@ -141,11 +140,6 @@ def _launch(
     epilogue: tl.constexpr,
     operands: dict[str, Tensor | None],  # of the epilogue, by their names in the kernel
 ) -> None:
-    asked = tile, queries, config, epilogue, operands
-    if config.warp_specialized and warp_specialized_launch.why_not(*asked) is None:
-        warp_specialized_launch.launch(tile, queries, scale, config, operands)
-        return
-
     columns, D = tile.candidates.shape
     tiles = row_tiles(tile.rows, config) * column_tiles(columns, config)
     unit = elements_at_once(queries, tile.candidates)

@@ -11,21 +11,7 @@ every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 WARP_GROUP = 128
 ONES = "0x3F803F80"  # two numbers in bfloat16
 
-# A thread copies a box of 8 x 16 numbers of 32 bits, which the block has stored before, to global memory.
-STORE_OF_A_BOX = """
-    mul.lo.u32 %r10, %r0, 4;
-    st.shared.b32 [%r10], %r0;
-    fence.proxy.async.shared::cta;
-    bar.sync 0;
-    mov.b64 %d9, small_kernel_param_0;
-    mov.b32 %r11, 0;
-    setp.eq.u32 %p1, %r0, 0;
-    @%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d9, {{%r11, %r11}}], [%r11];
-    cp.async.bulk.commit_group;
-    {wait}
-"""
-
-# A thread copies such a box to shared memory, and all wait for it.
+# A thread copies a box of 8 x 16 numbers of 32 bits to shared memory, and all wait for it.
 LOAD_OF_A_BOX = """
     mov.b64 %d9, small_kernel_param_0;
     mov.b32 %r11, 0;
@@ -78,18 +64,6 @@ TAKE = """
 
 def box_of(x):
     return TensorMap(x.ctypes.data, x.shape, x.strides[0], x.shape, x.itemsize, 0)
-
-
-@every_schedule
-@pytest.mark.parametrize(
-    ("wait", "wanted"),
-    [("cp.async.bulk.wait_group.read 0;", set()), ("cp.async.bulk.wait_group.read 1;", {"pending"})],
-)
-def test_a_store_reads_shared_memory_before_its_thread_ends(wait, wanted, schedule):
-    out = np.zeros((8, 16), np.uint32)
-    options = {"threads": 128, "shared": 512, "schedule": schedule, "maps": {0: box_of(out)}}
-    assert execute(STORE_OF_A_BOX.format(wait=wait), out, **options).kinds() == wanted
-    assert out.ravel().tolist() == [*range(128)]
 
 
 @every_schedule

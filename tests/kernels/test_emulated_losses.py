@@ -19,11 +19,10 @@ ROUNDED_COSINES = {"clip, low": 4e-5}  # float16 takes embeddings that are norma
 # operands were cut off instead of rounded.
 IN_TF32 = {"TF32": 1e-4, "TF32, clip": 3e-4, "TF32, sigmoid": 5e-6}
 
-# test_warp_specialized.py executes that kernel with smaller tiles, and finds the mistakes planted there.
 SAMPLE = {80: ("overflow, negatives",), 90: ("TF32, log-sum-exp",)}
 IN_RANDOM_ORDER = {
     80: ("plain", "groups and mask, low", "overflow, negatives", "cosines", "sigmoid"),
-    90: ("plain", "clip", "descriptors", "warp-specialised, low"),
+    90: ("plain", "clip", "descriptors"),
 }
 # Those of tests.shared.emulated_losses, which cannot be imported where Triton interprets, each on one GPU:
 # `python -m tests.shared.emulated_losses 80` runs all on one.
@@ -47,7 +46,7 @@ ALL = {
             "dense",
         ),
         *("overflow", "sigmoid, low", "log-sum-exp", "clip", "released MixCSE", "descriptors"),
-        *("descriptors, sigmoid, low", "warp-specialised", "warp-specialised, low"),
+        "descriptors, sigmoid, low",
     ),
 }
 

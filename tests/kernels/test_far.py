@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.kernels.launch import Config
-from fastqt.kernels.scores import Tile, exp_scores, warp_specialized_launch
-from fastqt.kernels.scores.epilogues import EXP
+from fastqt.kernels.scores import Tile, exp_scores
 from fastqt.kernels.scores.launch import far
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tests.shared.tolerances import FLOAT32, relative
@@ -120,15 +118,3 @@ def test_a_sample_of_many_candidates_is_far_and_they_are_not():
     candidates = torch.empty(2**23, 1024, dtype=torch.bfloat16, device="meta")
     assert not far((candidates, 256, 64))
     assert far((candidates[:: 2**23 // 256], 128, 64))
-
-
-@pytest.mark.parametrize("apart", [2**39 - 8, 2**39])
-def test_no_descriptor_has_rows_a_terabyte_apart(apart):
-    near, terabyte = (
-        torch.empty_strided((N, 768), (stride, 1), dtype=torch.bfloat16, device="meta")
-        for stride in (768, apart)
-    )
-    config = Config(warp_specialized=True)
-    for queries, candidates in ((near, terabyte), (terabyte, near)):
-        reason = warp_specialized_launch.why_not(Tile(0, N, candidates), queries, config, EXP, {})
-        assert ("rows of its matrices" in reason) == (apart * 2 >= 2**40)

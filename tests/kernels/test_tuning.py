@@ -1,6 +1,5 @@
 """The tiles that an H100 gets where nothing has been measured, and the grid of their programs."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -80,11 +79,10 @@ def test_as_many_programs_as_are_resident(config_for):
 
 
 def test_a_sample_has_a_tile_for_nearly_every_multiprocessor(config_for):
-    of_sample = tuning.sample_config(replace(config_for(8192), warp_specialized=True))
+    of_sample = tuning.sample_config(config_for(8192))
     tiles = row_tiles(8192, of_sample) * column_tiles(SAMPLE, of_sample)
     assert 0.95 * H100.multi_processor_count < tiles <= H100.multi_processor_count
     assert of_sample.descriptors
-    assert not of_sample.warp_specialized
 
 
 def test_a_sample_has_no_larger_tiles_than_all_scores(config_for):

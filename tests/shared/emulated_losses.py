@@ -30,7 +30,7 @@ import fastqt
 from emulator.machine import StoppedError
 from fastqt.engines import reference
 from tests.shared.emulation import Edit, Emulation, emulated
-from tests.shared.launches import GPUS, warp_specialized_table
+from tests.shared.launches import GPUS
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Loss:
         K: negatives that all rows share; row_negatives: whether each row has one of its own.
         spread: what embeddings are multiplied by.
         options: of the loss; of a function of (N, M, generator) what it draws.
-        descriptors, warp_specialized: which kernels make the scores.
+        descriptors: whether the scores' kernel reads its operands by them.
         precision: torch's name for that of products of float32.
         rounded: whether what is exact is the loss of embeddings that are rounded to TF32, as those of all
             products are. Exact cells are not, so that the loss must not have any.
@@ -59,7 +59,6 @@ class Loss:
     spread: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
     descriptors: bool | None = None
-    warp_specialized: bool = False
     precision: str = "highest"
     rounded: bool = False
     copied: bool = False
@@ -165,15 +164,6 @@ LOSSES = {
         archs=(90,),
         options={**KEEP, "scale": 0.2, "memory": "low"},
     ),
-    "warp-specialised": Loss(D=208, warp_specialized=True, archs=(90,), options={"scale": 0.1}),
-    "warp-specialised, low": Loss(
-        dtype="float16",
-        D=208,
-        N=300,
-        warp_specialized=True,
-        archs=(90,),
-        options={**KEEP, "scale": 0.1, "memory": "low"},
-    ),
 }
 
 NAMES = {fastqt.clip_loss: ("a", "b"), fastqt.mixcse_loss: ("z1", "z2")}
@@ -232,7 +222,6 @@ def emulate(
     from fastqt.engines import triton
 
     gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
-    table = warp_specialized_table(gpu) if loss.warp_specialized else None
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision(loss.precision)
     # Memory that nobody has written is NaN then. It could hold the right values of an earlier run.
@@ -243,7 +232,7 @@ def emulate(
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
-            emulated(gpu, schedule, seed, loss.descriptors, table, edit, late) as emulation,
+            emulated(gpu, schedule, seed, loss.descriptors, edit, late) as emulation,
         ):
             try:
                 return emulation, value_and_gradients(loss, None, "triton")
@@ -298,8 +287,7 @@ def one_more(found: re.Match[str]) -> str:
 
 
 # Of each fault the loss that meets it, the GPU, the kernel and the edit, and what is to be found: a kind of
-# report, or "values", where the gradients are wrong. tests/kernels/test_warp_specialized.py has more, of what
-# Hopper does beside its threads.
+# report, or "values", where the gradients are wrong.
 FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
     "a barrier is missing": ("deep", 80, "scores_kernel", without(r"bar\.sync\s+0;", "", 2), "race"),
     "a copy is waited for too late": (

@@ -154,11 +154,9 @@ def regions(tensors: list[Tensor]) -> list[Region]:
 def compiled(launch: Launch, gpu: Gpu, edit: Edit | None = None) -> Compiled:
     """A launch's kernel as PTX, without the assembler's work."""
     from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, constants, alignments = specialised(launch)
-    kind = GluonASTSource if launch.kernel.is_gluon() else ASTSource
-    source = kind(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
     return compiled_source(source, launch.options, gpu, edit)
 
 
@@ -199,11 +197,10 @@ def emulated(
     schedule: str = "lockstep",
     seed: int = 0,
     descriptors: bool | None = None,
-    table: dict[str, Any] | None = None,
     edit: Edit | None = None,
     late: bool = False,
 ) -> Iterator[Emulation]:
     """What the engine would launch on a GPU is executed here."""
     emulation = Emulation(gpu, schedule, seed, edit, late)
-    with standing_in(gpu, descriptors, emulation.launch, table):
+    with standing_in(gpu, descriptors, emulation.launch):
         yield emulation

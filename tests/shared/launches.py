@@ -71,7 +71,6 @@ class Case:
     clip: bool = False  # CLIP's loss, of rows and of columns
     far: bool = False  # rows of embeddings lie so far apart that offsets within a tile take 64 bits
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
-    warp_specialized: bool = False  # the GPU's table chooses that kernel
     tuned: bool = False  # the GPU's table knows plain exponentials alone, and has the largest tiles for them
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
@@ -81,15 +80,7 @@ class Case:
     loads_ahead: bool = True
 
 
-NOT_FLAGS = (
-    "BLOCK",
-    "GROUP_",
-    "UNIT",
-    "COMPUTE",
-    "PRECISION",
-    "STAGES",
-    "LEAD",
-)  # how constants are named that are none
+NOT_FLAGS = ("BLOCK", "GROUP_", "UNIT", "COMPUTE", "PRECISION")  # how constants are named that are none
 
 
 def flag_names(kernel: Any) -> list[str]:
@@ -144,7 +135,6 @@ _TYPES = {
 
 def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
     """The signature, constants and alignments that Triton compiles a launch for."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     signature, constants, alignments = {}, {}, {}
@@ -158,10 +148,9 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], 
             # An allocation begins at a multiple of 256 bytes, a part of one where its offset says.
             aligned = value.storage_offset() * value.element_size() % 16 == 0
             signature[parameter.name] = "*" + _TYPES[value.dtype]
-        elif isinstance(value, TensorDescriptor | GluonDescriptor):
+        elif isinstance(value, TensorDescriptor):
             block = f"{_TYPES[value.base.dtype]}[{','.join(map(str, value.block_shape))}]"
-            layout = f",{value.layout!r}" if isinstance(value, GluonDescriptor) else ""
-            signature[parameter.name] = f"tensordesc<{block}{layout}>"
+            signature[parameter.name] = f"tensordesc<{block}>"
         elif _is_int(value):
             aligned = value % 16 == 0
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
@@ -226,13 +215,6 @@ class _Noting(TorchDispatchMode):
         return out
 
 
-def warp_specialized_table(gpu: Gpu, width: int = 64) -> dict[str, Any]:
-    """What `tune` would write for a GPU if the warp-specialised kernel were always the fastest."""
-    config = {"rows": 128, "columns": 256, "width": width, "stages": 4, "warp_specialized": True}
-    entries = [{"most_scores": 2**62, "most_width": 2**62, "config": config}]
-    return {gpu.name: {"bfloat16": entries, "float16": entries}}
-
-
 def table_of_large_tiles(gpu: Gpu) -> dict[str, Any]:
     """What `tune` would have written before it measured other epilogues than plain exponentials."""
     config = {"rows": 128, "columns": 256, "width": 64, "stages": 4, "descriptors": True}
@@ -242,9 +224,7 @@ def table_of_large_tiles(gpu: Gpu) -> dict[str, Any]:
 
 def table_of(case: Case, gpu: Gpu) -> dict[str, Any] | None:
     """The table of tiles that a case supposes; None for those that are installed."""
-    if case.tuned:
-        return table_of_large_tiles(gpu)
-    return warp_specialized_table(gpu) if case.warp_specialized else None
+    return table_of_large_tiles(gpu) if case.tuned else None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 import fastqt
 from benchmarks.gpu.correctness import Problem, problem_verdict, random_inputs, taken, truth
 from benchmarks.gpu.cuda_graphs import captured, host_graph
-from benchmarks.gpu.forced import large_tests
+from benchmarks.gpu.forced import large_test
 from benchmarks.gpu.recorder import recorded_check
 from benchmarks.gpu.sections import NotTakenError, Options, Record, Verdict
 from benchmarks.gpu.smoke.compare import near
@@ -45,9 +45,8 @@ def loss(options: Options, memory: str) -> Iterator[Record]:
 
 
 def large_tiles(options: Options, memory: str) -> Iterator[Record]:
-    """The loss with Hopper's default for large problems, and with the warp-specialised kernel."""
-    for way, test in large_tests(options, memory, 768).items():
-        yield recorded_check(f"{way}, {memory}", test)
+    """The loss with Hopper's default for large problems."""
+    yield recorded_check(f"descriptors, {memory}", large_test(options, memory, 768))
 
 
 def tf32(options: Options, memory: str) -> Iterator[Record]:

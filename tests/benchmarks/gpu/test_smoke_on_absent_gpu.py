@@ -9,7 +9,7 @@ from tests.engines.triton import absent_library
 
 pytestmark = [*absent_library.marks, pytest.mark.slow]
 KERNELS = {"row_shifts_kernel", "scores_kernel", "row_stats_kernel", "gradient_kernel"}
-LARGE = {*KERNELS, "a kernel with descriptors", "warp_specialized_scores_kernel"}
+LARGE = {*KERNELS, "a kernel with descriptors"}
 LAUNCHED = {
     "16-bit products into float32": set(),
     **{f"scores {name}": {"scores_kernel", "a kernel with descriptors"} for name in SCORES},

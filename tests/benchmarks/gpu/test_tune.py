@@ -96,15 +96,12 @@ def test_the_defaults_are_tried_for_every_epilogue():
     )
     assert set(defaults) < set(configs)
     assert tuning.DEFAULT[torch.float32] in tune.PLAN.other_space.configs(4, 232_448)
-    assert not any(config.warp_specialized for config in configs)
 
 
 def test_configs_fit_the_device():
     hopper = 232_448
     configs = tune.PLAN.space.configs(2, hopper)
     assert len(configs) == len(set(configs)) > 50
-    roles = [config for config in configs if config.warp_specialized]
-    assert Config(128, 256, 64, 8, 8, 4, warp_specialized=True) == roles[0] == configs[0]
     for config in configs:
         assert (config.rows + config.columns) * config.width * 2 * config.stages <= hopper
         assert config.rows * config.columns <= 128 * 32 * config.warps
@@ -114,16 +111,13 @@ def test_configs_fit_the_device():
 
 
 @pytest.mark.parametrize(
-    ("capability", "descriptors", "roles"),
-    [((8, 6), {False}, {False}), ((9, 0), {False, True}, {False, True}), ((10, 0), {False, True}, {False})],
+    ("capability", "descriptors"),
+    [((8, 6), {False}), ((9, 0), {False, True}), ((10, 0), {False, True})],
 )
-def test_what_needs_hardware_is_tried_where_it_is(monkeypatch, capability, descriptors, roles):
+def test_what_needs_hardware_is_tried_where_it_is(monkeypatch, capability, descriptors):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    space = tune.plan_for(torch.device("cuda")).space
-    configs = space.configs(2, 166_912)
+    configs = tune.plan_for(torch.device("cuda")).space.configs(2, 166_912)
     assert {config.descriptors for config in configs} == descriptors
-    assert {config.warp_specialized for config in configs} == roles
-    assert not any(config.warp_specialized for config in space.configs(4, 166_912))
 
 
 class FakeScores:
@@ -132,11 +126,7 @@ class FakeScores:
     def __init__(self, seconds):
         self.seconds = seconds
 
-    def why_not(self, config):
-        return "no Gluon" if config.warp_specialized and config.columns == 128 else None
-
     def is_right(self, config):
-        assert self.why_not(config) is None
         if config.stages == 5:
             raise RuntimeError("out of resource: shared memory")
         return config.rows != 64
@@ -169,37 +159,6 @@ def test_tune_finds_the_fastest_that_is_right(capsys):
     assert found.tried == len(tune.PLAN.space.configs(2, 232_448))
     assert 0 < found.dropped < found.tried
     assert "out of resource" in capsys.readouterr().err
-
-
-def test_the_kernel_of_roles_is_chosen_where_it_is_fastest(tuned, capsys):
-    """A table names it, the reader gives it back; where its launch is refused, it is not timed."""
-    scores = FakeScores(lambda config: 0.5 if config.warp_specialized else 1.0)
-    found = tune.tune(
-        scores, tune.PLAN, tune.PLAN.cells[0], 2, 232_448, FakeClock(scores), time.monotonic() + 60
-    )
-    assert found.config.warp_specialized
-    assert found.config.columns == 256
-    assert "no Gluon" in capsys.readouterr().err
-    entry = {"most_scores": tune.ANY, "most_width": tune.ANY, "config": asdict(found.config)}
-    tune.write_table(tuned / "x.json", "interpreter", "bfloat16", [entry])
-    gpu = torch.device("cuda")
-    assert tuning.score_config(gpu, torch.bfloat16, 4096, 4096, 768) == found.config
-
-
-def test_a_table_from_before_the_kernel_of_roles_is_read(tuned):
-    config = {"rows": 128, "columns": 128, "width": 64, "group": 8, "warps": 8, "stages": 3}
-    entry = {"most_scores": tune.ANY, "most_width": tune.ANY, "config": {**config, "descriptors": True}}
-    tune.write_table(tuned / "x.json", "interpreter", "bfloat16", [entry])
-    found = tuning.score_config(torch.device("cuda"), torch.bfloat16, 4096, 4096, 768)
-    assert found == Config(**config, descriptors=True, warp_specialized=False)
-
-
-def test_a_refused_launch_is_not_timed():
-    """Else the ordinary kernel's time would count for the warp-specialised kernel."""
-    scores = tune.Scores(Shape(16, 16, 256), torch.bfloat16, CPU)
-    config = Config(128, 256, 64, stages=4, warp_specialized=True)
-    assert "interpreter" in scores.why_not(config)
-    assert tune.attempt(scores, config, None, 1) is None
 
 
 def test_tune_gives_a_result_even_if_time_is_up():

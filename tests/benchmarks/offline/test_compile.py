@@ -26,8 +26,6 @@ def specialisations():
 
 SPECIALISATIONS = list(specialisations())
 SCORES = [p for p in SPECIALISATIONS if p.values[2].startswith("scores_kernel")]
-SPECIALIZED = [p for p in SPECIALISATIONS if p.values[2].startswith("warp_specialized_scores_kernel")]
-OPCODES = ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "FFMA", "MUFU", "FADD", "USETMAXREG", "LDL", "STL")
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Of constants that are neither on nor off, or have code of their own where they are off.
 CHOICES: dict[object, set[object]] = {
@@ -41,7 +39,6 @@ CHOICES: dict[object, set[object]] = {
 }
 
 FROM_HOPPER = {"DESCRIPTORS"}
-HOPPER_ALONE = {"warp_specialized_scores_kernel"}
 # Launches at N = 4,096, the sum of the losses among them, and matrix products: shifts come from a sample
 # of 1/16 or 1/8 of the scores.
 COSTS = {
@@ -119,11 +116,8 @@ def test_every_kernel_and_option_is_among_the_specialisations(found, gpu):
             kernels.add(launch["kernel"])
             for flag, value in launch["flags"].items():
                 seen.setdefault((launch["kernel"], flag), set()).add(value)
-    there = {
-        name: flags for name, flags in found["kernels"].items() if gpu.arch == 90 or name not in HOPPER_ALONE
-    }
-    assert kernels == set(there)
-    for kernel, flags in there.items():
+    assert kernels == set(found["kernels"])
+    for kernel, flags in found["kernels"].items():
         for flag in flags:
             if flag in FROM_HOPPER and gpu.arch < 90:
                 continue
@@ -138,25 +132,3 @@ def test_costs_these_launches_and_products(found, gpu, case):
     cost, (launches, products) = found["costs"][key(gpu, case, "cost")], COSTS[case.name]
     assert cost["launches"] == LAUNCHES.get((gpu.arch, case.name), launches)
     assert cost["products"] == products
-
-
-@pytest.mark.parametrize(("gpu", "case", "wanted"), SPECIALIZED)
-def test_roles_have_the_instructions_that_their_tiles_take(found, gpu, case, wanted):
-    """Of tiles of 128 x 256 in steps of 64: each group of four warps has a product for each 16 of a step.
-
-    The first step of a tile has code of its own.
-    """
-    compiled = result(found, gpu, case, wanted)
-    stored, summed = (flag in wanted.split() for flag in ("out", "tile_row_sums"))
-    cells = 128 * 256 // 128  # a thread of either group, both of whose code counts
-    opcodes = {name: compiled["opcodes"].get(name, 0) for name in OPCODES}
-    assert compiled["threads"] == 3 * 128
-    assert opcodes["HGMMA"] == 2 * 2 * 64 // 16
-    assert opcodes["UTMALDG"] == 3  # candidates, and the queries of each group
-    assert opcodes["UTMASTG"] == (2 * 4 if stored else 0)
-    assert opcodes["STSM"] == (cells // 8 if stored else 0)  # eight values of a thread at a time
-    assert opcodes["FFMA"] == cells
-    assert cells <= opcodes["MUFU"] <= cells + 16  # and a few that divide the number of a tile
-    assert (opcodes["FADD"] >= cells) == summed
-    assert opcodes["USETMAXREG"] >= 3  # each role asks for registers, or gives some back
-    assert opcodes["LDL"] == opcodes["STL"] == 0

@@ -33,13 +33,12 @@ from fastqt.kernels import launch
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from fastqt.targets import Targets
 from tests.shared import cases
-from tests.shared.launches import GPUS, Launch, standing_in, warp_specialized_table
+from tests.shared.launches import GPUS, Launch, standing_in
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 D = 64
 FREE_MEMORY = 48 * 2**20  # half of which is too little for all rows at once, of 4,096
 SMALL_KERNEL, DESCRIPTORS = "small_contrastive_", "a kernel with descriptors"
-WARP_SPECIALIZED = "warp_specialized_scores_kernel"
 SCALING, KEPT = "scale_gradients_kernel", "nothing, but kept gradients"
 FUNCTIONS = [f for f in Function.__subclasses__() if f.__module__.startswith("fastqt.")]
 # A fake tensor is of a subclass of Tensor, as a tracer's is, which goes other ways.
@@ -201,8 +200,6 @@ SMALL = (
     *("contrastive", "documents", "class indices", "mixed", "mixed with partners", "learnt scale"),
     *("SimCSE", "CLIP, learnt scale", "MixCSE", "MixCSE, mixtures learnt"),
 )
-TAKEN = ("contrastive", "negatives", "documents", "mixed", "learnt scale")
-LEFT = ("groups", "mask", "learnt scale and biases", "SigLIP", "InfoNCE with negatives")
 CAPTURED = (*OF_EVERY_DTYPE, "InfoNCE with negatives", "SimCSE with hard negatives", "MixCSE")
 
 
@@ -238,7 +235,6 @@ class Problem:
     # Whether they read the operands of the scores' product; None: as the engine chooses.
     descriptors: bool | None = False
     small: bool = False  # the kernel for small problems is built, and takes it
-    warp_specialized: bool | None = None  # whether that kernel takes it; None where no table names it
 
 
 def problems() -> dict[str, Problem]:
@@ -248,7 +244,6 @@ def problems() -> dict[str, Problem]:
         made = Problem(*p, **more)
         words = [name, f"N={made.N}", str(made.dtype)[6:], str(made.memory), made.reduction]
         words += [word for word in ("captured", "descriptors", "small") if getattr(made, word)]
-        words += [] if made.warp_specialized is None else ["warp-specialised where that can be"]
         found[", ".join(words)] = made
 
     ways = list(product([torch.bfloat16], ("fast", "low"), ("mean", "none")))
@@ -269,12 +264,6 @@ def problems() -> dict[str, Problem]:
         add(name, LOSSES[name], 4096, captured=True)
     for name in ("contrastive", "CLIP", "SigLIP"):
         add(name, LOSSES[name], 4096, descriptors=True)
-    for name, dtype, memory in product(TAKEN, (torch.bfloat16, torch.float16), ("fast", "low")):
-        add(name, LOSSES[name], 4096, dtype, memory, warp_specialized=True)
-    for name in LEFT:
-        add(name, LOSSES[name], 4096, warp_specialized=False)
-    add("contrastive", contrastive, 13, memory="low", warp_specialized=True)  # less than a tile
-    add("contrastive", contrastive, 4096, torch.float32, warp_specialized=False)  # which no table names
     for name, reduction, captured in product(SMALL, ("mean", "none"), (False, True)):
         add(name, LOSSES[name], 13, reduction=reduction, captured=captured, small=True)
     return found
@@ -390,9 +379,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:
             stack.enter_context(mock.patch.object(owner, name, new, create=name == SMALL_KERNEL))
-        # With a width of 16, D has as many steps as the ring has stages.
-        table = None if p.warp_specialized is None else warp_specialized_table(GPU, width=16)
-        stack.enter_context(standing_in(GPU, p.descriptors, note, table))
+        stack.enter_context(standing_in(GPU, p.descriptors, note))
         stack.enter_context(mock.patch.object(torch.cuda, "device", device))
         # Another one than the tensors', so that every launch has to make theirs the current one.
         stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=1))
@@ -413,7 +400,6 @@ def check(p: Problem) -> None:
     wanted = KEPT in launched and not p.small
     assert (SCALING in launched) == wanted, "torch multiplies by an upstream gradient that may be 1"
     assert (SMALL_KERNEL in launched, DESCRIPTORS in launched) == (p.small, p.descriptors), launched
-    assert (WARP_SPECIALIZED in launched) == bool(p.warp_specialized), launched
 
 
 def error_of(p: Problem) -> str | None:
