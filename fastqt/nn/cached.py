@@ -11,6 +11,7 @@ from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
 from fastqt.cached.inputs import Encoder
 from fastqt.checks import check_option, check_size
+from fastqt.nn.init import reset_children
 from fastqt.options import Recheck
 
 
@@ -76,6 +77,8 @@ class CachedContrastive(nn.Module):
         ddp = (ddp,) * len(callables) if isinstance(ddp, nn.Module) else ddp
         self._ddp = None if ddp is None else self._placed(ddp)
         self.check = check
+
+    reset_parameters = reset_children
 
     def forward(self, *inputs: Any, **loss_arguments: Any) -> Tensor:
         """What the loss returns for a batch.

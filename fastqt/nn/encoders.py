@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fastqt.checks import check_tensor
 from fastqt.nn.gru import GRU
-from fastqt.nn.init import Init, embedding_table, init_gru, init_lstm
+from fastqt.nn.init import Init, PaperGRU, PaperLSTM, embedding_table, reset_children
 from fastqt.nn.sparse_gradients import bag_sum
 
 LSTM = nn.LSTM
@@ -50,6 +50,14 @@ class Encoder(nn.Module):
             IndexError: a token id outside the vocabulary.
         """
         raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Gives parameters and buffers their initial values, as after `to_empty` of a module made on "meta".
+
+        RuntimeError for word vectors that were given and not kept: those of an encoder that was made on
+        another device.
+        """
+        reset_children(self)
 
     def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         result: Tensor = super().__call__(tokens, lengths)
@@ -184,15 +192,13 @@ class GRUEncoder(RecurrentEncoder):
             vocab_size, word_dim, vectors=vectors, freeze=freeze, sparse=sparse, init=init
         )
         super().__init__(table, hidden_size)
-        self.recurrent = GRU(
+        self.recurrent = (PaperGRU if init == "paper" else GRU)(
             word_dim,
             direction_width(hidden_size, bidirectional),
             bias=bias,
             bidirectional=bidirectional,
             reset_after=reset_after,
         )
-        if init == "paper":
-            init_gru(self.recurrent)
 
     def final_states(self, words: PackedSequence) -> Tensor:
         return self.recurrent.final_states(words)
@@ -236,9 +242,8 @@ class LSTMEncoder(RecurrentEncoder):
         )
         super().__init__(table, hidden_size)
         width = direction_width(hidden_size, bidirectional)
-        self.recurrent = LSTM(word_dim, width, bidirectional=bidirectional)
-        if init == "paper":
-            init_lstm(self.recurrent)
+        layer = PaperLSTM if init == "paper" else LSTM
+        self.recurrent = layer(word_dim, width, bidirectional=bidirectional)
 
     def final_states(self, words: PackedSequence) -> Tensor:
         _, (h_n, _) = self.recurrent(words)

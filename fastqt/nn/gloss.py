@@ -93,11 +93,13 @@ class Gloss(nn.Module):
         self.bias = nn.Parameter(torch.empty(vocab_size))
         self.positions = nn.Parameter(torch.empty(max_length, dim)) if decoder == "pos" else None
         self.latents = nn.Parameter(torch.empty(sentences, dim))
-        self.register_buffer("radius", torch.tensor(float(radius)))
+        self._initial_radius = float(radius)
+        self.register_buffer("radius", torch.tensor(self._initial_radius))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new initial values for all parameters."""
+        """Draws new initial values for all parameters, for the radius that the model was made with."""
+        nn.init.constant_(self.radius, self._initial_radius)
         for parameter in (self.weight, self.bias, self.positions):
             if parameter is not None:
                 nn.init.uniform_(parameter, -(self.embedding_dim**-0.5), self.embedding_dim**-0.5)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastqt.checks import FLOATING, check_option, check_size, check_tensor
+from fastqt.nn.gru import GRU
 
 Init = Literal["paper", "torch"]
 
@@ -28,17 +29,116 @@ def embedding_table(
     check_option("init", init, get_args(Init))
     for name, size in (("vocab_size", vocab_size), ("dim", dim)):
         check_size(name, size)
-    table = nn.Embedding(vocab_size, dim, sparse=sparse)
+    table = WordTable(vocab_size, dim, sparse=sparse)
     if vectors is not None:
         check_vectors(vectors)
         if vectors.shape != table.weight.shape:
             raise ValueError(f"vectors: want shape ({vocab_size}, {dim}), got {tuple(vectors.shape)}")
-        with torch.no_grad():
-            table.weight.copy_(vectors)
-    elif init == "paper":
-        nn.init.uniform_(table.weight, -0.1, 0.1)
+    table.initialise(init, vectors)
     table.weight.requires_grad_(not freeze)
     return table
+
+
+class WordTable(nn.Embedding):
+    """A table whose `reset_parameters` gives it the values that `embedding_table` gave it at first."""
+
+    init: Init = "torch"
+    from_vectors = False
+    vectors: Tensor | None = None
+
+    def initialise(self, init: Init, vectors: Tensor | None) -> None:
+        """Sets its values, (V, D) `vectors` if these are given."""
+        self.init, self.from_vectors = init, vectors is not None
+        if vectors is not None and not self.weight.is_meta:
+            with torch.no_grad():
+                self.weight.copy_(vectors)
+            return
+        self.vectors = vectors  # Kept where they cannot be copied yet.
+        if init == "paper":
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the initial values.
+
+        RuntimeError if these were vectors, which are kept for a table that was made on the meta device alone.
+        """
+        if self.vectors is not None:
+            with torch.no_grad():
+                self.weight.copy_(self.vectors)
+        elif self.from_vectors:
+            raise RuntimeError(
+                "reset_parameters: want a table that was drawn, got one of vectors, which it does not keep; "
+                "make the encoder again"
+            )
+        elif self.init == "paper":
+            nn.init.uniform_(self.weight, -0.1, 0.1)
+        else:
+            super().reset_parameters()
+
+
+class PaperGRU(GRU):
+    """A GRU that is initialised as TensorFlow 1 does it, with which the paper's code was written.
+
+    TensorFlow concatenates input and state, so its Glorot-uniform initialiser sees two kernels: (W + H, 2H)
+    of the gates r, z, and (W + H, H) of the candidate n. The biases are 1 (r, z) and 0 (n).
+    """
+
+    def reset_parameters(self) -> None:
+        H = self.hidden_size
+        for name, values in (*self.named_parameters(), *self.named_buffers()):
+            if name.startswith("weight"):
+                _glorot(values[: 2 * H], self.input_size + H)
+                _glorot(values[2 * H :], self.input_size + H)
+            else:
+                nn.init.zeros_(values)
+                if name.startswith("bias_ih"):
+                    nn.init.ones_(values[: 2 * H])
+
+
+class PaperLSTM(nn.LSTM):
+    """An LSTM that is initialised as TensorFlow 1 does it: Glorot-uniform on the whole kernel (W + H, 4H).
+
+    The bias of the forget gate is 1, the others are 0.
+    """
+
+    def reset_parameters(self) -> None:
+        H = self.hidden_size
+        for name, values in self.named_parameters():
+            if name.startswith("weight"):
+                _glorot(values, self.input_size + H)
+            else:
+                nn.init.zeros_(values)
+                if name.startswith("bias_ih"):
+                    nn.init.ones_(values[H : 2 * H])
+
+
+class GlorotLinear(nn.Linear):
+    """A linear layer of several blocks of outputs, each drawn Glorot-uniformly, and of biases of 0."""
+
+    def __init__(self, in_features: int, out_features: int, blocks: int = 1) -> None:
+        self.blocks = blocks
+        super().__init__(in_features, out_features)
+
+    def reset_parameters(self) -> None:
+        for kernel in self.weight.chunk(self.blocks):
+            nn.init.xavier_uniform_(kernel)
+        nn.init.zeros_(self.bias)
+
+
+def reset_children(module: nn.Module) -> None:
+    """Gives the parameters and buffers of all submodules their initial values.
+
+    TypeError for a module that has some and no method `reset_parameters`: after `to_empty` their values would
+    be what was in the memory.
+    """
+    for child in module.children():
+        reset = getattr(child, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        elif any(True for _ in (*child.parameters(recurse=False), *child.buffers(recurse=False))):
+            raise TypeError(f"{type(child).__name__}: want a method reset_parameters, got none")
+        else:
+            reset_children(child)
 
 
 def check_vectors(vectors: Tensor) -> None:
@@ -46,38 +146,6 @@ def check_vectors(vectors: Tensor) -> None:
     check_tensor("vectors", vectors)
     if vectors.dtype not in FLOATING:
         raise TypeError(f"vectors: want a floating-point dtype of 16 to 64 bits, got {vectors.dtype}")
-
-
-def init_gru(gru: nn.RNNBase) -> None:
-    """Initialises a GRU as TensorFlow 1 does, with which the paper's code was written.
-
-    TensorFlow concatenates input and state, so its Glorot-uniform initialiser sees two kernels: (W + H, 2H)
-    of the gates r, z, and (W + H, H) of the candidate n. The biases are 1 (r, z) and 0 (n).
-    """
-    H = gru.hidden_size
-    for name, parameter in gru.named_parameters():
-        if name.startswith("weight"):
-            _glorot(parameter[: 2 * H], gru.input_size + H)
-            _glorot(parameter[2 * H :], gru.input_size + H)
-        else:
-            nn.init.zeros_(parameter)
-            if name.startswith("bias_ih"):
-                nn.init.ones_(parameter[: 2 * H])
-
-
-def init_lstm(lstm: nn.LSTM) -> None:
-    """Initialises an LSTM as TensorFlow 1 does: Glorot-uniform on the concatenated kernel (W + H, 4H).
-
-    The bias of the forget gate is 1, the others are 0.
-    """
-    H = lstm.hidden_size
-    for name, parameter in lstm.named_parameters():
-        if name.startswith("weight"):
-            _glorot(parameter, lstm.input_size + H)
-        else:
-            nn.init.zeros_(parameter)
-            if name.startswith("bias_ih"):
-                nn.init.ones_(parameter[H : 2 * H])
 
 
 def _glorot(rows: Tensor, fan_in: int) -> None:

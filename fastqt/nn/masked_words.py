@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fastqt.checks import check_size
 from fastqt.functional import contrastive_loss
 from fastqt.nn.encoders import check_batch
+from fastqt.nn.init import reset_children
 
 CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # of all tokens; of the chosen ones
 
@@ -112,6 +113,11 @@ class MaskedWordHead(nn.Module):
         self.dense = nn.Linear(dim, dim)
         self.norm = nn.LayerNorm(dim, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def reset_parameters(self) -> None:
+        """Sets the initial values again."""
+        reset_children(self)
+        nn.init.zeros_(self.bias)
 
     def forward(self, states: Tensor, table: Tensor, words: Tensor) -> Tensor:
         """The cross-entropy of words, summed. The matrix of n x V logits is never stored as a whole.

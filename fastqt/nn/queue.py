@@ -79,6 +79,12 @@ class Queue(nn.Module):
         self.register_buffer("enqueued", torch.zeros((), **integer))
         self._full = False
 
+    def reset_parameters(self) -> None:
+        """Empties the queue, as after `to_empty` of one that was made on the meta device."""
+        for buffer in self.buffers():
+            buffer.zero_()
+        self._full = False
+
     @property
     def filled(self) -> int:
         """How many rows it holds."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.nn.encoders import Encoder
+from fastqt.nn.init import reset_children
 
 
 class QuickThoughts(nn.Module):
@@ -41,6 +42,8 @@ class QuickThoughts(nn.Module):
         super().__init__()
         self.query_encoder = query_encoder
         self.candidate_encoder = candidate_encoder
+
+    reset_parameters = reset_children
 
     @property
     def embedding_dim(self) -> int:
@@ -93,6 +96,8 @@ class CombinedQuickThoughts(nn.Module):
             raise ValueError("models: want at least one model, got none")
         super().__init__()
         self.models = nn.ModuleList(models)
+
+    reset_parameters = reset_children
 
     @property
     def parts(self) -> Sequence[QuickThoughts]:

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from fastqt.checks import check_dropout
 from fastqt.nn.encoders import Encoder
+from fastqt.nn.init import reset_children
 from fastqt.nn.losses import Loss, MixCSELoss, SimCSELoss
 from fastqt.nn.losses.base import NamedOptions, takes_options_of
 from fastqt.nn.masked_words import MaskedWordHead, Masking, TokenEncoder, masked_word_loss
@@ -71,6 +72,8 @@ class SimCSE(NamedOptions):
         self.head = head
         self.dropout = nn.Dropout(dropout)
         self.loss = loss
+
+    reset_parameters = reset_children
 
     @property
     def embedding_dim(self) -> int:

@@ -10,8 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fastqt.checks import check_tensor
 from fastqt.functional import contrastive_loss
 from fastqt.nn.encoders import GRUEncoder, check_batch, pack_tokens
-from fastqt.nn.gru import GRU
-from fastqt.nn.init import embedding_table, init_gru
+from fastqt.nn.init import PaperGRU, embedding_table, reset_children
 
 
 class SkipThoughts(nn.Module):
@@ -56,6 +55,8 @@ class SkipThoughts(nn.Module):
         self.encoder = GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, sparse=sparse)
         self.previous = Decoder(*sizes, reset_after=reset_after)
         self.next = Decoder(*sizes, reset_after=reset_after)
+
+    reset_parameters = reset_children
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The sentence vectors (B, H); arguments and errors as in `Encoder.forward`."""
@@ -127,9 +128,13 @@ class Decoder(nn.Module):
 
     def __init__(self, vocab_size: int, word_dim: int, hidden_size: int, *, reset_after: bool) -> None:
         super().__init__()
-        self.recurrent = GRU(word_dim, hidden_size, bias="single", reset_after=reset_after)
-        init_gru(self.recurrent)
+        self.recurrent = PaperGRU(word_dim, hidden_size, bias="single", reset_after=reset_after)
         self.output = nn.Parameter(embedding_table(vocab_size, hidden_size).weight)
+
+    def reset_parameters(self) -> None:
+        """Draws the initial values again."""
+        reset_children(self)
+        nn.init.uniform_(self.output, -0.1, 0.1)
 
     def loss(
         self,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fastqt.checks import check_dropout, check_option, check_size
 from fastqt.nn.encoders import Encoder, check_batch
-from fastqt.nn.init import embedding_table
+from fastqt.nn.init import GlorotLinear, embedding_table, reset_children
 
 Pooling = Literal["mean", "first"]
 
@@ -78,6 +78,11 @@ class Transformer(Encoder):
         self.layers = nn.ModuleList(TransformerLayer(dim, heads, feedforward, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.summary is not None:
+            nn.init.uniform_(self.summary, -0.1, 0.1)
 
     @property
     def word_table(self) -> Tensor:
@@ -158,18 +163,14 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(dim)
-        self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.output = nn.Linear(dim, dim)
+        self.query_key_value = GlorotLinear(dim, 3 * dim, blocks=3)
+        self.output = GlorotLinear(dim, dim)
         self.feedforward_norm = nn.LayerNorm(dim)
-        self.expand = nn.Linear(dim, feedforward)
-        self.contract = nn.Linear(feedforward, dim)
+        self.expand = GlorotLinear(dim, feedforward)
+        self.contract = GlorotLinear(feedforward, dim)
         self.dropout = nn.Dropout(dropout)
-        for kernel in (*self.query_key_value.weight.chunk(3), self.output.weight):
-            nn.init.xavier_uniform_(kernel)
-        for linear in (self.expand, self.contract):
-            nn.init.xavier_uniform_(linear.weight)
-        for linear in (self.query_key_value, self.output, self.expand, self.contract):
-            nn.init.zeros_(linear.bias)
+
+    reset_parameters = reset_children
 
     def forward(self, words: Tensor, layout: PaddedLayout) -> Tensor:
         words = words + self.dropout(self._attention(self.attention_norm(words), layout))

@@ -98,6 +98,16 @@ def test_siglip_bias_is_learnt_and_restored_from_a_state_dict():
     assert torch.equal(fresh(QUERIES, CANDIDATES), module(QUERIES, CANDIDATES))
 
 
+def test_a_state_with_numbers_of_no_dimension_is_read():
+    """Earlier versions stored them so. The state itself stays as it was."""
+    state = {"0.log_scale": torch.tensor(1.5), "0.bias": torch.tensor(-3.0)}
+    outer = torch.nn.Sequential(nn.SigLIPLoss())
+    outer.load_state_dict(state)
+    assert (outer[0].log_scale.shape, outer[0].scale.shape) == ((1,), ())
+    assert (outer[0].log_scale.item(), outer[0].bias.item()) == (1.5, -3.0)
+    assert all(x.dim() == 0 for x in state.values())
+
+
 @pytest.mark.parametrize("rate", [0.1, 2.0])
 def test_learnt_scale_is_clamped_as_clip_does_it(rate):
     """The steps of an optimiser with momentum are those of a parameter that is clamped after each step."""
@@ -119,7 +129,7 @@ def test_learnt_scale_is_clamped_as_clip_does_it(rate):
             clamped.clamp_(max=math.log(5.0))
         found.append(module.scale.item())
         assert torch.equal(module.scale, clamped.exp())
-        assert torch.equal(module.log_scale, clamped)
+        assert torch.equal(module.log_scale[0], clamped)
     assert max(found) == pytest.approx(5.0)
     assert found[-1] < 4.9
 

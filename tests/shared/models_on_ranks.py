@@ -79,12 +79,18 @@ def in_summing_ddp(model: Trained) -> tuple[nn.Module, Callable[[], None]]:
 
 
 def in_fsdp2(model: Trained) -> tuple[nn.Module, Callable[[], None]]:
-    """The encoders are sharded; a number such as the temperature cannot be, and is left to DDP."""
+    """The encoders are sharded, and the loss is in DDP."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for encoder in (model.left, model.right):
         if encoder is not None:
             fully_shard(encoder, mesh=mesh)
     model.loss = DistributedDataParallel(model.loss)
+    return model, lambda: None
+
+
+def whole_in_fsdp2(model: Trained) -> tuple[nn.Module, Callable[[], None]]:
+    """The loss is sharded with the encoders: one rank has its temperature and bias, and the others none."""
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return model, lambda: None
 
 
@@ -98,7 +104,13 @@ def alone(model: Trained) -> tuple[nn.Module, Callable[[], None]]:
     return model, reduce
 
 
-WRAPPERS = {"ddp": in_ddp, "summing hook": in_summing_ddp, "fsdp2": in_fsdp2, "all_reduce": alone}
+WRAPPERS = {
+    "ddp": in_ddp,
+    "summing hook": in_summing_ddp,
+    "fsdp2": in_fsdp2,
+    "fsdp2 of all": whole_in_fsdp2,
+    "all_reduce": alone,
+}
 
 
 def factors(name: str, wrapper: str, exchange: str = "auto") -> dict[str, Factor]:

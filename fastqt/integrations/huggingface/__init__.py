@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fastqt.integrations.huggingface.decay import without_scale_decay
 from fastqt.integrations.huggingface.encoder import POOLINGS, HuggingFaceEncoder, Pooling
 from fastqt.integrations.huggingface.loading import CheckpointVocabulary, untrained
 
@@ -19,6 +20,7 @@ __all__ = [
     "HuggingFaceEncoder",
     "Pooling",
     "untrained",
+    "without_scale_decay",
 ]
 
 # ContrastiveModel derives from a class of transformers, which need not be installed.

@@ -3,7 +3,7 @@
 from typing import Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fastqt.checks import shown
@@ -82,6 +82,12 @@ class GRU(torch.nn.RNNBase):
                 delattr(self, name)
                 self.register_buffer(name, zeros)
             self._init_flat_weights()
+
+    def reset_parameters(self) -> None:
+        """Draws the initial values of torch's GRU; biases that are no parameters are 0."""
+        super().reset_parameters()
+        for zeros in self.buffers():
+            nn.init.zeros_(zeros)
 
     @overload
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...

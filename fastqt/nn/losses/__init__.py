@@ -251,7 +251,7 @@ class SigLIPLoss(BiasedLoss):
         >>> images, texts = torch.randn(2, 8, 16)
         >>> criterion(images, texts).backward()
         >>> [(name, p.shape) for name, p in criterion.named_parameters()]
-        [('log_scale', torch.Size([])), ('bias', torch.Size([]))]
+        [('log_scale', torch.Size([1])), ('bias', torch.Size([1]))]
     """
 
     function = staticmethod(losses.siglip_loss)

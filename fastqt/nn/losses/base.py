@@ -211,7 +211,13 @@ class ScaledLoss(Loss):
         if max_scale is not None:
             _check_max_scale(max_scale, scale)
         self.initial_scale, self.max_scale = float(scale), max_scale
-        self.log_scale = nn.Parameter(torch.tensor(math.log(scale))) if learn_scale else None
+        # Of one dimension, as FSDP2 shards no others.
+        self.log_scale = nn.Parameter(torch.full((1,), math.log(scale))) if learn_scale else None
+
+    def reset_parameters(self) -> None:
+        """Sets what is learnt to what it was at first, as after `to_empty` of a module made on "meta"."""
+        if self.log_scale is not None:
+            nn.init.constant_(self.log_scale, math.log(self.initial_scale))
 
     @property
     def scale(self) -> float | Tensor:
@@ -221,7 +227,12 @@ class ScaledLoss(Loss):
         if self.max_scale is not None:
             # Through `data`, so that autograd does not take it for a change of what a graph has saved.
             self.log_scale.data.clamp_(max=math.log(self.max_scale))
-        return self.log_scale.exp()
+        return self._number(self.log_scale.exp())
+
+    def _number(self, learnt: Tensor) -> Tensor:
+        """What is learnt, (1,), as a 0-d tensor; outside of a forward pass FSDP2 leaves a DTensor of it."""
+        whole: Tensor = learnt.full_tensor() if hasattr(learnt, "full_tensor") else learnt
+        return whole.reshape(())
 
     def extra_repr(self) -> str:
         learnt = ", learn_scale=True" if self.log_scale is not None else ""
@@ -231,6 +242,14 @@ class ScaledLoss(Loss):
 
     def function_options(self) -> dict[str, Any]:
         return {"scale": self.scale, **super().function_options()}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Also takes numbers of shape (), which what is learnt had at first."""
+        for name in self._parameters:
+            number = state_dict.get(prefix + name)
+            if isinstance(number, Tensor) and not number.dim():
+                state_dict[prefix + name] = number.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class BiasedLoss(ScaledLoss):
@@ -242,14 +261,21 @@ class BiasedLoss(ScaledLoss):
         super().__init__(**options)
         check_number("bias", bias)
         check_flag("learn_bias", learn_bias)
-        self.bias = nn.Parameter(torch.tensor(float(bias))) if learn_bias else float(bias)
+        self.initial_bias = float(bias)
+        self.bias = nn.Parameter(torch.full((1,), self.initial_bias)) if learn_bias else self.initial_bias
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if isinstance(self.bias, nn.Parameter):
+            nn.init.constant_(self.bias, self.initial_bias)
 
     def extra_repr(self) -> str:
         bias = "learn_bias=True" if isinstance(self.bias, nn.Parameter) else f"bias={self.bias}"
         return f"{super().extra_repr()}, {bias}"
 
     def function_options(self) -> dict[str, Any]:
-        return {"bias": self.bias, **super().function_options()}
+        bias = self._number(self.bias) if isinstance(self.bias, Tensor) else self.bias
+        return {"bias": bias, **super().function_options()}
 
 
 def _checks_of(function: Callable[..., Any]) -> dict[str, Callable[[Any], object]]:

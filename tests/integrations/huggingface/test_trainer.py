@@ -16,6 +16,7 @@ from fastqt.integrations.huggingface import (  # noqa: E402  # after the skips
     ContrastiveCollator,
     ContrastiveModel,
     HuggingFaceEncoder,
+    without_scale_decay,
 )
 
 # accelerate and torch's optimisers warn of their own calls.
@@ -385,3 +386,50 @@ def test_wrong_batches_are_refused(checkpoint):
         ContrastiveModel(checkpoint, lambda z1, z2: (z1 * z2).sum(1))(**batch)
     with pytest.raises(TypeError, match="pooling: want it when the HuggingFaceEncoder is made"):
         ContrastiveModel(model.encoder, pooling="mean")
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+def test_scales_are_left_out_of_weight_decay(checkpoint, tmp_path, optim):
+    """The parameters of the two groups are those of the Trainer, but for the scale; a bias never decays."""
+    model = ContrastiveModel(checkpoint, fastqt.nn.SigLIPLoss())
+    made = [trainer(model, tmp_path, rows(2), weight_decay=0.1, optim=optim) for _ in range(2)]
+    made[1] = without_scale_decay(made[1])
+    plain, ours = (decayed(model, one.create_optimizer()) for one in made)
+    assert plain - ours == {"loss.log_scale"}
+    assert ours < plain
+    with pytest.raises(ValueError, match="trainer: want one that has no optimizer yet"):
+        without_scale_decay(made[1])
+    with pytest.raises(TypeError, match="trainer: want a Trainer of transformers, got Linear"):
+        without_scale_decay(torch.nn.Linear(1, 1))
+
+
+def test_scales_are_left_out_of_weight_decay_in_sentence_transformers(checkpoint, tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
+
+    class Loss(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.loss = model, fastqt.nn.InfoNCELoss(learn_scale=True)
+
+        def forward(self, features, labels=None):
+            return self.loss(*(self.model(x)["sentence_embedding"] for x in features))
+
+    datasets = pytest.importorskip("datasets", reason="the extra st is not installed")
+    model = library.SentenceTransformer(str(checkpoint), device="cpu")
+    pairs = datasets.Dataset.from_list(rows(2))
+    arguments = library.SentenceTransformerTrainingArguments(
+        str(tmp_path), weight_decay=0.5, learning_rate=0.1, use_cpu=True, report_to=[], max_steps=1
+    )
+    of_loss = []
+    for wrap in (lambda x: x, without_scale_decay):
+        loss = Loss(model)
+        one = wrap(library.SentenceTransformerTrainer(model, arguments, pairs, loss=loss))
+        of_loss.append(decayed(loss, one.create_optimizer()))
+    assert of_loss[0] - of_loss[1] == {"loss.log_scale"}
+    assert of_loss[1] < of_loss[0]
+
+
+def decayed(model, optimizer) -> set[str]:
+    """The names of the parameters with weight decay."""
+    places = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    return {name for name, p in model.named_parameters() if id(p) in places}
