@@ -1,7 +1,7 @@
 """Initial values of the encoders' parameters: those of the QuickThoughts paper's code, or torch's."""
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -76,14 +76,39 @@ class WordTable(nn.Embedding):
             super().reset_parameters()
 
 
-class PaperGRU(GRU):
+class Redrawn(nn.Module):
+    """A layer of torch whose initial values `redraw` replaces.
+
+    Its constructor draws torch's values first, so that a seed gives what follows the values it always gave.
+    """
+
+    replaces = False
+
+    def reset_parameters(self) -> None:
+        """Sets the initial values."""
+        if self.replaces:
+            self.redraw()
+        else:
+            super().reset_parameters()  # type: ignore[misc]
+
+    def redraw(self) -> None:
+        """Sets those that this class has in place of torch's."""
+        raise NotImplementedError
+
+
+class PaperGRU(Redrawn, GRU):
     """A GRU that is initialised as TensorFlow 1 does it, with which the paper's code was written.
 
     TensorFlow concatenates input and state, so its Glorot-uniform initialiser sees two kernels: (W + H, 2H)
     of the gates r, z, and (W + H, H) of the candidate n. The biases are 1 (r, z) and 0 (n).
     """
 
-    def reset_parameters(self) -> None:
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.replaces = True
+        self.reset_parameters()
+
+    def redraw(self) -> None:
         H = self.hidden_size
         for name, values in (*self.named_parameters(), *self.named_buffers()):
             if name.startswith("weight"):
@@ -95,13 +120,18 @@ class PaperGRU(GRU):
                     nn.init.ones_(values[: 2 * H])
 
 
-class PaperLSTM(nn.LSTM):
+class PaperLSTM(Redrawn, nn.LSTM):
     """An LSTM that is initialised as TensorFlow 1 does it: Glorot-uniform on the whole kernel (W + H, 4H).
 
     The bias of the forget gate is 1, the others are 0.
     """
 
-    def reset_parameters(self) -> None:
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.replaces = True
+        self.reset_parameters()
+
+    def redraw(self) -> None:
         H = self.hidden_size
         for name, values in self.named_parameters():
             if name.startswith("weight"):
@@ -112,14 +142,17 @@ class PaperLSTM(nn.LSTM):
                     nn.init.ones_(values[H : 2 * H])
 
 
-class GlorotLinear(nn.Linear):
-    """A linear layer of several blocks of outputs, each drawn Glorot-uniformly, and of biases of 0."""
+class GlorotLinear(Redrawn, nn.Linear):
+    """A linear layer of several blocks of outputs, each drawn Glorot-uniformly, and of biases of 0.
+
+    Whoever makes it calls `reset_parameters`.
+    """
 
     def __init__(self, in_features: int, out_features: int, blocks: int = 1) -> None:
-        self.blocks = blocks
         super().__init__(in_features, out_features)
+        self.blocks, self.replaces = blocks, True
 
-    def reset_parameters(self) -> None:
+    def redraw(self) -> None:
         for kernel in self.weight.chunk(self.blocks):
             nn.init.xavier_uniform_(kernel)
         nn.init.zeros_(self.bias)

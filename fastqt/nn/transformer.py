@@ -169,6 +169,7 @@ class TransformerLayer(nn.Module):
         self.expand = GlorotLinear(dim, feedforward)
         self.contract = GlorotLinear(feedforward, dim)
         self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
 
     reset_parameters = reset_children
 
