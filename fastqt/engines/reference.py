@@ -77,9 +77,17 @@ def _losses_of_one(p: Problem) -> Tensor:
         absent = p.row_scores.isneginf()
         blocks.append(p.row_scores.masked_fill(absent, float("-inf"))[:, None])  # without a gradient
     if p.link == "log_sum_exp":
-        # -inf, with a gradient of 0, for a row that has been excluded as a whole
-        return torch.cat(blocks, 1).logsumexp(1)
+        return log_sum_exp(torch.cat(blocks, 1))
     return cross_entropy(blocks, T) if p.link == "sigmoid" else divergence(blocks, T)
+
+
+def log_sum_exp(scores: Tensor) -> Tensor:
+    """That of each row, (N,): -inf, with derivatives of 0, for a row that has been excluded as a whole.
+
+    torch has a derivative of NaN there, which ends its anomaly mode, and no second one.
+    """
+    empty = scores.detach().isneginf().all(1)
+    return scores.masked_fill(empty[:, None], 0).logsumexp(1).masked_fill(empty, float("-inf"))
 
 
 def divergence(blocks: list[Tensor], T: Tensor) -> Tensor:

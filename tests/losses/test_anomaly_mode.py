@@ -1,0 +1,103 @@
+"""Rows that compete with no cell have derivatives of 0, also within: torch's anomaly mode finds no NaN."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import fastqt
+
+NONE = torch.full((5,), -100)
+ONE_CLASS = torch.zeros(5, dtype=torch.long)
+OWN_CLASS = torch.arange(5)
+LAST_ROW = torch.zeros(5, 5, dtype=torch.bool).index_fill(0, torch.tensor([4]), True)
+GROUPS = {"query_groups": ONE_CLASS, "candidate_groups": ONE_CLASS}
+KEEP = {"diagonal": "keep"}
+BOTH_WAYS = {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}
+
+
+def contrastive(q, c, *targets, **options):
+    return fastqt.contrastive_loss(q, c, *targets, diagonal="keep", **options)
+
+
+def of_labels(loss, labels, q, c, **options):
+    return loss(q, labels[: len(q)], **options)
+
+
+def gist(q, c, **options):
+    return fastqt.gist_embed_loss(q, c, guide_anchors=q.detach(), guide_positives=c.detach(), **options)
+
+
+def finite_cells(q, c, **options):
+    """A logsumexp as losses use it: what is -inf has no weight."""
+    return fastqt.log_sum_exp(q, c, **options).exp()
+
+
+# A loss of queries and candidates, and how many rows they have.
+CALLS = {
+    "no targets": (lambda q, c, **o: contrastive(q, c, NONE, normalize=True, **o), 5),
+    "no targets of prefixes": (lambda q, c, **o: contrastive(q, c, NONE, matryoshka_dims=[2, 4], **o), 5),
+    "an excluded row": (lambda q, c, **o: contrastive(q, c, NONE, mask=LAST_ROW, **o), 5),
+    "groups": (lambda q, c, **o: contrastive(q, c, fastqt.Diagonal(), **GROUPS, **o), 5),
+    "all false negatives": (
+        lambda q, c, **o: contrastive(q, c, fastqt.Diagonal(), false_negative_margin=-9.0, **o),
+        5,
+    ),
+    "sigmoid of groups": (lambda q, c, **o: fastqt.sigmoid_loss(q, c, NONE, **GROUPS, **o), 5),
+    "logsumexp of an excluded row": (partial(finite_cells, mask=LAST_ROW), 5),
+    "logsumexp of groups": (partial(finite_cells, **GROUPS), 5),
+    "logsumexp of one row": (partial(finite_cells, diagonal="exclude"), 1),
+    "NT-Xent of one class": (partial(of_labels, fastqt.ntxent_loss, ONE_CLASS), 5),
+    "NT-Xent of a class a row": (partial(of_labels, fastqt.ntxent_loss, OWN_CLASS), 5),
+    "SupCon of one class": (partial(of_labels, fastqt.supcon_loss, ONE_CLASS), 5),
+    "SupCon of one row": (partial(of_labels, fastqt.supcon_loss, ONE_CLASS), 1),
+    "InfoNCE of one row": (fastqt.info_nce_loss, 1),
+    "CLIP of one row": (partial(fastqt.clip_loss, scale=3.0), 1),
+    "ranking of one row": (
+        partial(fastqt.multiple_negatives_ranking_loss, **BOTH_WAYS, partition_mode="joint"),
+        1,
+    ),
+    "ranking, all false negatives": (
+        partial(
+            fastqt.multiple_negatives_ranking_loss,
+            **BOTH_WAYS,
+            partition_mode="joint",
+            false_negative_margin=-9.0,
+        ),
+        5,
+    ),
+    "GISTEmbed of one row": (gist, 1),
+    "one class of a margin": (lambda q, c, **o: fastqt.cosface_loss(q, c[:1], ONE_CLASS[: len(q)], **o), 5),
+    "DCL of two rows": (fastqt.dcl_loss, 2),
+    "HCL of equal views": (lambda q, c, **o: fastqt.hcl_loss(q, q, **o), 2),
+    "MixCSE of two rows": (partial(fastqt.mixcse_loss, form="released"), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("name", CALLS)
+def test_no_derivative_is_nan(name, backend):
+    loss, rows = CALLS[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, rows, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    with torch.autograd.detect_anomaly():
+        found = loss(*inputs, backend=backend).sum()
+        (gradient,) = torch.autograd.grad(found, inputs, create_graph=backend == "reference")
+        assert found.isfinite()
+        assert gradient.isfinite().all()
+        if backend == "reference":
+            (second,) = torch.autograd.grad((gradient * inputs.detach()).sum(), inputs)
+            assert second.isfinite().all()
+
+
+def test_one_class_has_derivatives_of_zero():
+    """Where there are no negatives nothing moves."""
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+
+    def loss(x):
+        return fastqt.ntxent_loss(x, ONE_CLASS, backend="reference")
+
+    assert loss(x) == 0
+    assert (torch.autograd.functional.jacobian(loss, x) == 0).all()
+    assert (torch.autograd.functional.hessian(loss, x) == 0).all()
