@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
+from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_mask
 from fastqt.engines import plans, reference
 from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.negatives import Mixed, mixed_rows
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import Problem, loss_dtype, unit_rows
-from fastqt.torch_modes import without_autocast
+from fastqt.torch_modes import is_traced, without_autocast
+
+LEAST_SHARE = 1e-3  # by which those of two candidates differ where their mixture is surely no sum near 0
 
 
 def lowered(call: Call, kind: Hashable | None = None) -> tuple[Problem, engines.Engine]:
@@ -85,7 +89,11 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
 def prepare(p: Problem, plan: plans.Plan) -> None:
     """Turns the embeddings of a checked problem into what its engine takes."""
     engine, dtype, computed, as_given = plan
+    mixes = engine.mixes and not isinstance(p, GuidedProblem)
     in_copies = p.normalize and not engine.normalizes(p, computed)
+    if p.normalize and p.partners is not None and not mixes:
+        # The engine would bring mixtures to norm 1 that are at the norm they are to have.
+        in_copies = in_copies or mixtures_may_be_short(p.candidates, p.mix)
     if in_copies or not as_given:
         p.queries = _prepare(p.queries, in_copies, dtype, computed)
         p.candidates = _prepare(p.candidates, in_copies, dtype, computed)
@@ -94,12 +102,40 @@ def prepare(p: Problem, plan: plans.Plan) -> None:
         if p.row_negatives is not None:
             p.row_negatives = _prepare(p.row_negatives, in_copies, dtype, computed)
     p.normalize = p.normalize and not in_copies
-    if p.partners is not None and not (engine.mixes and not isinstance(p, GuidedProblem)):
+
+    if p.partners is not None and not mixes:
         mixed_from = unit_rows(p.candidates) if p.normalize else p.candidates
         p.row_negatives, p.partners = mixed_rows(mixed_from, p.mix, p.partners), None
     if p.targets.dense is not None and not engine.eager:
         # The kernels read a target matrix in the scores' dtype.
         p.targets = replace(p.targets, dense=p.targets.dense.to(loss_dtype(p.queries)))
+
+
+def mixtures_may_be_short(candidates: Tensor, mix: float) -> bool:
+    """Whether mixtures of candidates at norm 1 may be shorter than the least norm that they are divided by.
+
+    Their norms are then less than 1. Candidates that cannot be read without a wait may be short.
+    """
+    if not candidates.is_cpu or is_traced(candidates) or is_transformed():
+        return True
+    # Mixtures of rows that point against each other have the norm |2 mix - 1| at least.
+    if abs(2 * mix - 1) < LEAST_SHARE:
+        return True
+    norms = torch.linalg.vector_norm(candidates.detach(), dim=1, dtype=loss_dtype(candidates))
+    return bool((norms < LEAST_NORM).any())
+
+
+def at_norm_1(call: Call) -> Call:
+    """The call with normalised rows, but for its row negatives, which are mixtures already."""
+    if not call.normalize:
+        return call
+    changed = replace(call, normalize=False)
+    for name in ("queries", "candidates", "negatives", "row_negatives"):
+        x = getattr(call, name)
+        if x is not None:
+            x = x.to(loss_dtype(x))
+            setattr(changed, name, x if name == "row_negatives" else unit_rows(x))
+    return changed
 
 
 def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:

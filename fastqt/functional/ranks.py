@@ -23,7 +23,7 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import plans
 from fastqt.functional.call import LEAVES, MAY_LACK, Call
 from fastqt.functional.false_negatives import targets_of_margin, with_thresholds, with_thresholds_from
-from fastqt.functional.lowering import prepare, problem_of
+from fastqt.functional.lowering import at_norm_1, mixtures_may_be_short, prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixtures
@@ -71,6 +71,8 @@ def gathered(shards: Shards, call: Call) -> Call:
         whole.negatives = negatives if len(negatives) else None
     if isinstance(call.row_negatives, Mixed):
         whole.row_negatives = _mixed(shards, call, whole.candidates.__getitem__)
+        if whole.candidates.is_cpu and mixtures_may_be_short(whole.candidates, call.row_negatives.mix):
+            whole = at_norm_1(whole)
     if call.guide is not None:
         whole.guide = _gathered_guide(shards, call.guide)
     return whole if call.diagonal == "keep" else _with_own_candidates_first(shards, whole)

@@ -93,21 +93,22 @@ def scores_of_row_negatives(call: Call) -> Tensor:
     queries, candidates, rows, normalize = call.queries, call.candidates, call.row_negatives, call.normalize
     read_as, euclidean = input_dtype(queries), call.similarity == "euclidean"
     assert rows is not None
+    as_they_are = not normalize
     with without_autocast(queries):
         f = queries.to(read_as).to(loss_dtype(queries))
         if isinstance(rows, Mixed):
             partners = rows.partners_of(len(queries), len(candidates), queries.device)
             mixed_from = candidates.to(read_as).to(loss_dtype(candidates))
             rows = mixed_rows(unit_rows(mixed_from) if normalize else mixed_from, rows.mix, partners)
-            read_as = rows.dtype
+            read_as, as_they_are = rows.dtype, True
         rows = rows[:, None] if rows.dim() == 2 else rows
         # The square of a number that float32 holds is one of float64.
         f = F.normalize(f.to(accumulation_dtype(f.device)), dim=1).to(f.dtype) if normalize else f
 
         if is_transformed() or is_traced(queries, rows):
-            similar = _similar(f, rows.to(read_as).to(f.dtype), normalize, euclidean)
+            similar = _similar(f, rows.to(read_as).to(f.dtype), not as_they_are, euclidean)
         else:
-            similar = _similar_in_chunks(f, rows, read_as, normalize, euclidean)
+            similar = _similar_in_chunks(f, rows, read_as, not as_they_are, euclidean)
         scores = similar * call.scale
         if call.thresholds is None:
             return scores

@@ -14,6 +14,7 @@ from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.lsep import as_ranks, ranking_loss
 from fastqt.losses.row_cosines import row_cosines
+from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 from fastqt.signatures import named_options
 
@@ -132,4 +133,4 @@ def angle_similarity(
     # Re + Im of (p + i q)(r - i t) is p (r - t) + q (r + t): the inner product with b turned by 45 degrees,
     # times the square root of 2, which is also what the norm of the turned row is too large by.
     turned = torch.cat([real - imaginary, real + imaginary], 1)
-    return math.sqrt(2) * row_cosines(a, turned).abs()
+    return math.sqrt(2) * row_cosines(a, turned, math.sqrt(2) * LEAST_NORM).abs()

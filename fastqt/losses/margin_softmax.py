@@ -192,8 +192,9 @@ def _loss(
         wanted = columns[of_rows].to(dtype)
         cosines = (rows.to(dtype) * wanted).sum(1)
         # 1 - cos^2 has no digits left at a small angle, and the distance of the rows has all.
-        gaps = F.normalize(embeddings.to(dtype), dim=1) - F.normalize(wanted, dim=1)
-        squares = gaps.square().sum(1)
+        unit, lacks = _lengths(F.normalize(embeddings.to(dtype), dim=1), dtype)
+        of_class, class_lacks = _lengths(wanted, columns.dtype)
+        squares = (unit - of_class).square().sum(1) + lacks + class_lacks
         others = log_sum_exp(
             rows,
             columns,
@@ -206,3 +207,14 @@ def _loss(
         return reduce(joined_loss(scale * target(cosines, squares * (1 - squares / 4)), [others]), part)
 
     return batch.loss(reduction, (embeddings, columns, scale), losses, of="embeddings")
+
+
+def _lengths(rows: Tensor, rounded_to: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of norm 1 without the rounding to a dtype, and what the squared norm of each lacks of 1: 0.
+
+    A row that was too short to be brought to norm 1 stays, and lacks the rest.
+    """
+    squares = rows.square().sum(1)
+    is_short = squares.detach() < 1 - 16 * torch.finfo(rounded_to).eps
+    unit = torch.where(is_short[:, None], rows, F.normalize(rows, dim=1))
+    return unit, (1 - squares).where(is_short, 0)

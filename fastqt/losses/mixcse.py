@@ -14,11 +14,12 @@ from fastqt.checks import check_number, check_option, check_scale, shown
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
 from fastqt.functional import contrastive_loss, log_sum_exp
+from fastqt.functional.lowering import mixtures_may_be_short
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
 from fastqt.signatures import named_options
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import is_traced
@@ -130,8 +131,13 @@ def mixcse_loss(
     if form == "slides":
         partners = _partners(order, N, z1.device)[first : first + n]
         negatives: Mixed | Tensor = Mixed(mix, partners)
+        normalize = True
         if not stop_gradient:
-            own = unit_rows(z2)
+            if not batch.is_of_process or (z2.is_cpu and mixtures_may_be_short(z2, mix)):
+                # The mixtures are at the norm they are to have, and nothing else is left to be normalised.
+                z1, z2 = (unit_rows(z.to(loss_dtype(z)) if z.is_cpu else z) for z in (z1, z2))
+                normalize = False
+            own = unit_rows(z2) if normalize else z2
             negatives = unit_rows(mix * own + (1 - mix) * batch.gather(own)[partners])
         return contrastive_loss(
             z1,
@@ -139,7 +145,7 @@ def mixcse_loss(
             Diagonal(),
             diagonal="keep",
             scale=scale,
-            normalize=True,
+            normalize=normalize,
             row_negatives=negatives,
             reduction=reduction,
             memory=memory,

@@ -16,12 +16,18 @@ from fastqt.problem import loss_dtype
 def row_cosines(
     a: Tensor,  # (N, D)
     b: Tensor,  # (N, D)
+    least: float = LEAST_NORM,
 ) -> Tensor:
-    """The cosine of each row of a with that of b, (N,), in the dtype in which a few numbers are added up."""
+    """The cosine of each row of a with that of b, (N,), in the dtype in which a few numbers are added up.
+
+    Shorter rows are divided by `LEAST_NORM`, those of b by `least`.
+    """
     products, *squares = _row_products(a.to(loss_dtype(a)), b.to(loss_dtype(b)))
     dtype = accumulation_dtype(a.device)
     # Not the square root of the smallest norm itself, whose derivative at 0 is infinite.
-    a_norms, b_norms = (x.to(dtype).clamp(min=LEAST_NORM**2).sqrt() for x in squares)
+    a_norms, b_norms = (
+        x.to(dtype).clamp(min=norm**2).sqrt() for x, norm in zip(squares, (LEAST_NORM, least), strict=True)
+    )
     return products.to(dtype) / (a_norms * b_norms)
 
 

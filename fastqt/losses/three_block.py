@@ -34,7 +34,8 @@ def three_block_problem(
 
     def shares(z: Tensor) -> tuple[Tensor, Tensor]:
         z = z.detach().to(dtype) if stop_gradient else z.to(dtype)
-        norms = torch.linalg.vector_norm(z, dim=1)
+        # What u and v were divided by, so that a share times one of their rows is a part of the mixture.
+        norms = torch.linalg.vector_norm(z, dim=1).clamp(min=LEAST_NORM)
         mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=LEAST_NORM)
         return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
 

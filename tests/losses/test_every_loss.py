@@ -75,6 +75,52 @@ def test_float64_is_the_formula(name, converged):
         assert relative(a, b) < 1e2 * FLOAT64  # The formulas lose some digits where losses are nearly 0.
 
 
+def shortened(inputs: dict[str, Tensor], name: str, factor: float) -> dict[str, Tensor]:
+    """The same with shorter rows of an embedding, the first ones longer than the others."""
+    x = inputs[name].detach()
+    lengths = factor * 4.0 ** -torch.arange(len(x), dtype=x.dtype).view(-1, *[1] * (x.dim() - 1))
+    return inputs | {name: (x * lengths).requires_grad_(inputs[name].requires_grad)}
+
+
+# A cosine does not depend on the lengths of rows, except of those that are divided by 1e-12.
+OF_COSINES = {
+    *(
+        "info_nce_loss",
+        "simcse_loss",
+        "multiple_negatives_ranking_loss",
+        "mixcse_loss",
+        "mixcse_loss, released",
+    ),
+    *(
+        "cosface_loss",
+        "arcface_loss",
+        "dcl_loss",
+        "hcl_loss",
+        "distillation_loss",
+        "clip_loss",
+        "siglip_loss",
+    ),
+    *("maxsim_loss", "supcon_loss", "ntxent_loss", "angle_loss", "spread_out_loss", "gist_embed_loss"),
+    *("similarity_distillation_loss", "similarity_distillation_loss, candidates", "clip_loss, Matryoshka"),
+    *("info_nce_loss, Matryoshka", "siglip_loss, Matryoshka", "supcon_loss, Matryoshka"),
+}
+
+
+@pytest.mark.parametrize("factor", [1e-11, 4e-25])
+@pytest.mark.parametrize("name", sorted(OF_COSINES))
+def test_short_rows_are_divided_by_the_least_norm(name, factor):
+    """As `torch.nn.functional.normalize` has it, in value and gradients, whichever side has such rows."""
+    loss, inputs = made(name, torch.float64)
+    for key in [key for key, x in inputs.items() if x.is_floating_point() and x.dim() > 1]:
+        if key.startswith("guide"):  # whose scores are compared in float32
+            continue
+        short = shortened(inputs, key, factor)
+        found = with_gradients(loss.function, short, **loss.options)
+        wanted = eager_with_gradients(loss, short, found[0])
+        for a, b in zip(found, wanted, strict=True):
+            assert relative(a, b) < 1e2 * FLOAT64
+
+
 @every_loss
 @pytest.mark.parametrize("converged", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

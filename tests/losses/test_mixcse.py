@@ -293,3 +293,75 @@ def test_every_option_keeps_its_digits_in_float32_once_the_views_agree(backend, 
     generator = torch.Generator().manual_seed(3)
     loss = fastqt.mixcse_loss(*inputs, mix=0.3, generator=generator, backend=backend, **options)
     check(loss, expected, inputs, FLOAT32, exact)
+
+
+def by_definition(z1: torch.Tensor, z2: torch.Tensor, mix: float, stop_gradient: bool) -> torch.Tensor:
+    """The form of the slides, with `F.normalize` as the meaning of a norm of 1."""
+    u, v = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
+    mixtures = F.normalize(mix * v + (1 - mix) * v.roll(-1, 0), dim=1)
+    mixtures = mixtures.detach() if stop_gradient else mixtures
+    scores = 20 * torch.cat([u @ v.T, (u * mixtures).sum(1, keepdim=True)], 1)
+    return F.cross_entropy(scores, torch.arange(len(z1)), reduction="none")
+
+
+def released_by_definition(
+    z1: torch.Tensor, z2: torch.Tensor, mix: float, stop_gradient: bool
+) -> torch.Tensor:
+    u, v = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
+    a, m = (F.normalize(mix * z + (1 - mix) * z.roll(-1, 0), dim=1) for z in (z1, z2))
+    a, m = (a.detach(), m.detach()) if stop_gradient else (a, m)
+    after = torch.eye(len(z1)).roll(1, 1).bool()
+    scores = torch.cat([u @ v.T, (u @ m.T).masked_fill(after.T, 0), (a @ v.T).masked_fill(after, 0)], 1)
+    return F.cross_entropy(20 * scores, torch.arange(len(z1)), reduction="none")
+
+
+@by_backend
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("form", ["slides", "released"])
+@pytest.mark.parametrize("norm", [4e-25, 2e-12])
+@pytest.mark.parametrize("shorter", ["both", "one row"])
+@pytest.mark.parametrize("mix", [0.2, 0.5])
+def test_rows_and_mixtures_that_are_shorter_than_what_they_are_divided_by(
+    backend, stop_gradient, form, norm, shorter, mix
+):
+    """A row is divided by 1e-12 at least, and so is a mixture, which is not brought to norm 1 once more."""
+    z1, z2 = (F.normalize(z.detach(), dim=1) for z in views(N, N))
+    lengths = torch.full((N, 1), norm, dtype=torch.float64)
+    z2 = z2 * (lengths if shorter == "both" else lengths.where(torch.arange(N)[:, None] == 2, 1.0))
+    z1 = z1 * lengths if shorter == "both" else z1
+    inputs = [z1.requires_grad_(), z2.requires_grad_()]
+    options = {"mix": mix, "stop_gradient": stop_gradient}
+    expected = (by_definition if form == "slides" else released_by_definition)(*inputs, **options).mean()
+    loss = fastqt.mixcse_loss(*inputs, form=form, backend=backend, **options)
+    check(loss, expected, inputs)
+
+
+@by_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_mixtures_in_other_dtypes(backend, dtype):
+    inputs = [
+        (norm * z.detach()).to(dtype).requires_grad_()
+        for norm, z in zip((1, 4e-25), views(N, N), strict=True)
+    ]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    loss = fastqt.mixcse_loss(*inputs, backend=backend)
+    expected = by_definition(*exact, 0.2, True).mean()
+    check(loss, expected, inputs, FLOAT32 if dtype is torch.float32 else 2**-7, exact)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"row_scores": torch.zeros(N, dtype=torch.float64)}], ids=["alone", "joined"]
+)
+@by_backend
+def test_mixed_negatives_of_short_candidates(backend, more):
+    """Also where they are joined with other cells that a row has alone."""
+    q, c = inputs = [
+        (norm * z.detach()).requires_grad_() for norm, z in zip((1, 4e-25), views(N, N), strict=True)
+    ]
+    options = {"diagonal": "keep", "scale": 20.0, "normalize": True, "row_negatives": fastqt.Mixed(0.2)}
+    loss = fastqt.contrastive_loss(q, c, fastqt.Diagonal(), backend=backend, **options, **more)
+    v = F.normalize(c, dim=1)
+    mixtures = F.normalize(0.2 * v + 0.8 * v.roll(-1, 0), dim=1).detach()
+    u = F.normalize(q, dim=1)
+    cells = [20 * u @ v.T, 20 * (u * mixtures).sum(1, keepdim=True)] + [x[:, None] for x in more.values()]
+    check(loss, F.cross_entropy(torch.cat(cells, 1), torch.arange(N)), inputs)
