@@ -28,6 +28,7 @@ def cached_backward(
     *,
     chunk_size: int = 64,
     ddp: nn.Module | Sequence[nn.Module | None] | None = None,
+    modules: Sequence[nn.Module] | None = None,
     scaler: Any = None,
     check: Recheck = "first",
 ) -> Tensor:
@@ -57,7 +58,10 @@ def cached_backward(
         loss: a function of the embeddings of each encoder that returns a scalar.
         chunk_size: the most rows that an encoder gets at once.
         ddp: the modules that reduce gradients over ranks: one that all encoders use, or one or None for
-            each. By default those that the encoders use, which are found by what their code names.
+            each. By default those among the modules that the encoders use.
+        modules: all modules that encoders use which are functions or objects. By default those that they
+            hold: in attributes, closures and default values, as globals that they name, or as what a
+            method is bound to.
         scaler: a `torch.amp.GradScaler` that scales the loss before its backward pass.
         check: "first" compares the first chunk that each encoder encodes again with what it was in the
             first pass, for which the host waits for the device once; "always" all chunks; "never" none.
@@ -67,8 +71,8 @@ def cached_backward(
 
     Raises:
         TypeError, ValueError: naming the argument, what is wanted and what came; so for an encoder that uses
-            batch normalisation in training mode, which would see chunks in place of the batch, and for one
-            that is not Python, in which modules cannot be found.
+            batch normalisation in training mode, which would see chunks in place of the batch, and for a
+            function in which no module is found.
         RuntimeError: an encoder whose embeddings differ in the second pass, because it changed its inputs in
             place, drew from a generator that is not torch's own, or changes from call to call. Some
             gradients may have been added by then. Or a call within no_grad, or within DDP's forward pass.
@@ -96,7 +100,7 @@ def cached_backward(
             "learns of gradients in its backward pass; fastqt.nn.CachedContrastive may be inside"
         )
 
-    encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check)
+    encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check, modules=modules)
     encoding.first_pass()
     # Other tensors of the same memory, so that a graph ends here.
     embeddings = [
@@ -126,6 +130,7 @@ def cached_embeddings(
     *,
     chunk_size: int = 64,
     ddp: nn.Module | Sequence[nn.Module | None] | None = None,
+    modules: Sequence[nn.Module] | None = None,
     check: Recheck = "first",
 ) -> tuple[Tensor, ...]:
     """The embeddings of a large batch, whose backward pass runs the encoders again, chunk by chunk.
@@ -137,7 +142,7 @@ def cached_embeddings(
     Returns:
         (N, ...) of each encoder; without gradient where gradients are disabled.
     """
-    encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check)
+    encoding = Encoding(encoders, inputs, chunk_size=chunk_size, ddp=ddp, check=check, modules=modules)
     encoding.first_pass(with_graph=torch.is_grad_enabled())
     if not torch.is_grad_enabled():
         return tuple(encoding.embeddings)

@@ -68,7 +68,16 @@ class Encoding:
     (N, ...) without graph, once `first_pass` has run.
     """
 
-    def __init__(self, encoders: Any, inputs: Any, *, chunk_size: int, ddp: Any, check: Recheck) -> None:
+    def __init__(
+        self,
+        encoders: Any,
+        inputs: Any,
+        *,
+        chunk_size: int,
+        ddp: Any,
+        check: Recheck,
+        modules: Sequence[nn.Module] | None,
+    ) -> None:
         check_size("chunk_size", chunk_size)
         check_option("check", check, CHECKS)
         names, encoders, input_names, all_inputs = zip(*pair(encoders, inputs), strict=True)
@@ -76,14 +85,14 @@ class Encoding:
         by_encoder: dict[int, list[nn.Module]] = {}
         for name, encoder in zip(names, encoders, strict=True):
             if id(encoder) not in by_encoder:
-                by_encoder[id(encoder)] = modules_of(name, encoder)
+                by_encoder[id(encoder)] = modules_of(name, encoder, modules)
                 check_no_batch_norm(name, by_encoder[id(encoder)])
 
         used = [by_encoder[id(encoder)] for encoder in encoders]
-        modules = reducing_modules(names, encoders, used, ddp)
+        reducing = reducing_modules(names, encoders, used, ddp)
         self.towers = [
             Tower(*parts)
-            for parts in zip(names, encoders, input_names, all_inputs, used, modules, strict=True)
+            for parts in zip(names, encoders, input_names, all_inputs, used, reducing, strict=True)
         ]
 
         self.check = check
@@ -93,7 +102,7 @@ class Encoding:
             rows.append(row_count(tower.input_name, tensors))
             tower.trainable = _may_be_trainable(tower, tensors)
 
-        counts = agreed_counts([len(spans(n, chunk_size)) for n in rows], modules)
+        counts = agreed_counts([len(spans(n, chunk_size)) for n in rows], reducing)
         cut = [
             (i, *span)
             for i, (n, count) in enumerate(zip(rows, counts, strict=True))

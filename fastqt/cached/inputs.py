@@ -43,7 +43,8 @@ def check_no_batch_norm(name: str, modules: Iterable[nn.Module]) -> None:
                 where = f"{name}.{path}" if path else name
                 raise ValueError(
                     f"{where}: want no {type(part).__name__} in training mode, which would normalise each "
-                    "chunk by itself and count it twice; call its eval(), or use a LayerNorm or GroupNorm"
+                    "chunk by itself and count it twice; call its eval(), or use a LayerNorm or GroupNorm; "
+                    "where the encoder does not use it, give modules= without it"
                 )
 
 

@@ -36,7 +36,7 @@ class CachedContrastive(nn.Module):
     Args:
         encoders: a module or function, or a list of them; several may be the same one.
         loss: a function of the embeddings of each encoder, such as `fastqt.simcse_loss` or a loss module.
-        chunk_size, ddp, check: as of `fastqt.cached_backward`.
+        chunk_size, ddp, modules, check: as of `fastqt.cached_backward`.
 
     Raises:
         TypeError: a loss that cannot be called, or a chunk_size that is no integer.
@@ -58,6 +58,7 @@ class CachedContrastive(nn.Module):
         *,
         chunk_size: int = 64,
         ddp: nn.Module | Sequence[nn.Module | None] | None = None,
+        modules: Sequence[nn.Module] | None = None,
         check: Recheck = "first",
     ) -> None:
         super().__init__()
@@ -76,6 +77,8 @@ class CachedContrastive(nn.Module):
         self.chunk_size = chunk_size
         ddp = (ddp,) * len(callables) if isinstance(ddp, nn.Module) else ddp
         self._ddp = None if ddp is None else self._placed(ddp)
+        # A tuple, which registers none of them a second time.
+        self._used = None if modules is None else tuple(modules)
         self.check = check
 
     reset_parameters = reset_children
@@ -97,7 +100,7 @@ class CachedContrastive(nn.Module):
         encoders = self._current(self._callables)
         ddp = None if self._ddp is None else self._current(self._ddp)
         embeddings = cached_embeddings(
-            encoders, inputs, chunk_size=self.chunk_size, ddp=ddp, check=self.check
+            encoders, inputs, chunk_size=self.chunk_size, ddp=ddp, modules=self._used, check=self.check
         )
         return self.loss(*embeddings, **loss_arguments)
 

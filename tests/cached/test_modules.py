@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastqt
-from tests.shared.hidden_modules import HIDDEN, Trainer
+from tests.shared.hidden_modules import HIDDEN
 from tests.shared.small_encoders import WIDTH, batch, distance, gradients_of
 from tests.shared.tolerances import FLOAT64
 
@@ -21,14 +21,14 @@ def normalised():
     return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)).double()
 
 
-def equals_a_plain_step(call, *modules):
+def equals_a_plain_step(call, *modules, given=None):
     """Whether a step in chunks has the gradients of one without."""
     x = batch()
     fastqt.info_nce_loss(call(x), call(x + 1)).backward()
     wanted = gradients_of(*modules)
     for module in modules:
         module.zero_grad()
-    fastqt.cached_backward([call] * 2, [x, x + 1], fastqt.info_nce_loss, chunk_size=4)
+    fastqt.cached_backward([call] * 2, [x, x + 1], fastqt.info_nce_loss, chunk_size=4, modules=given)
     assert sum(float(g.abs().sum()) for g in wanted) > 0
     return distance(gradients_of(*modules), wanted) <= FLOAT64
 
@@ -67,58 +67,59 @@ class System(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder, self.discriminator = nn.Linear(WIDTH, 4).double(), normalised()
-        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    @property
-    def used(self):
-        return self.encoder
 
 
 SYSTEM, PLAIN = System(), nn.Linear(WIDTH, 4).double()
-UNUSED = normalised()
-TRAINER = Trainer(PLAIN, UNUSED)
-NOT_REFUSED = {
-    "lambda": lambda x: PLAIN(x),
-    "function that normalises": lambda x: F.normalize(torch.tanh(PLAIN(x)), dim=1),
-    "part of a module": lambda x: SYSTEM.encoder(x) * SYSTEM.scale,
-    "property of a module": lambda x: SYSTEM.used(x),
-    "method that uses another attribute": TRAINER.encode,
-    "method in a lambda": lambda x: TRAINER.encode(x),
-    "attribute": lambda x: TRAINER.model(x),
-    "partial of a function of torch": functools.partial(F.linear, weight=PLAIN.weight),
+# Callables, and `modules=` of them.
+ACCEPTED = {
+    "function that names one": (lambda x: F.normalize(torch.tanh(PLAIN(x)), dim=1), None),
+    "function within a function": (lambda x: sum(PLAIN(y) for y in [x]), None),
+    "function that uses a part": (lambda x: SYSTEM.encoder(x), [SYSTEM.encoder]),
+    "function that finds it by a text": (lambda x: globals()["PL" + "AIN"](x), [PLAIN]),
+    "function without any": (functools.partial(F.linear, weight=PLAIN.weight), []),
 }
 
 
-@pytest.mark.parametrize("form", NOT_REFUSED)
-def test_modules_that_are_not_used_are_no_reason_to_refuse(form):
-    modules = SYSTEM.encoder, PLAIN
-    for module in modules:
+@pytest.mark.parametrize("form", ACCEPTED)
+def test_what_is_found_or_given_equals_a_plain_step(form):
+    call, modules = ACCEPTED[form]
+    for module in (SYSTEM.encoder, PLAIN):
         module.zero_grad()
-    assert equals_a_plain_step(NOT_REFUSED[form], *modules)
+    assert equals_a_plain_step(call, SYSTEM.encoder, PLAIN, given=modules)
+
+
+def test_modules_that_are_not_found_are_to_be_given():
+    compiled = operator.methodcaller("double")
+    text = ACCEPTED["function that finds it by a text"][0]
+    for encoder, kind in [(compiled, "methodcaller"), (text, "function")]:
+        with pytest.raises(TypeError, match=rf"encoders: want a module, or .*, got {kind} .*; give modules="):
+            fastqt.cached_backward(encoder, batch(), torch.sum)
+
+
+def test_a_module_of_the_call_is_refused_unless_others_are_given():
+    with pytest.raises(ValueError, match=r"want no BatchNorm1d in training mode.*give modules= without it"):
+        fastqt.cached_backward(lambda x: SYSTEM.encoder(x), batch(), torch.sum)
 
 
 def test_looking_changes_nothing():
     class Counting:
         read = 0
 
+        def __init__(self):
+            self.held = PLAIN
+
         @property
         def model(self):
             type(self).read += 1
-            return PLAIN
+            return self.held
 
         def encode(self, x):
             return self.model(x)
 
-    encoder = Counting().encode
     with pytest.raises(ValueError, match="inputs: want at least one tensor with rows"):
-        fastqt.cached_backward(encoder, (), fastqt.info_nce_loss)
+        fastqt.cached_backward(Counting().encode, (), fastqt.info_nce_loss)
     assert Counting.read == 0
 
 
-def test_what_cannot_be_looked_into_is_refused():
-    with pytest.raises(
-        TypeError, match=r"encoders: want a module, a Python function or .*, got methodcaller"
-    ):
-        fastqt.cached_backward(operator.methodcaller("double"), batch(), torch.sum)
-    scripted = torch.jit.script(PLAIN)
-    fastqt.cached_backward(scripted, batch(), torch.sum, chunk_size=4)
+def test_a_compiled_module():
+    fastqt.cached_backward(torch.jit.script(PLAIN), batch(), torch.sum, chunk_size=4)

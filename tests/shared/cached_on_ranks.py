@@ -146,11 +146,13 @@ def two_towers(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
 def two_towers_of_an_object(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
     """An object holds both towers, and has a method for each."""
     modules, reductions, found = [Centred(), Centred(0.1)], Reductions(), []
-    trainer, x = Trainer(*(reductions.wrap(module) for module in modules)), rows_here(rows)
+    wrapped, x = [reductions.wrap(module) for module in modules], rows_here(rows)
+    trainer = Trainer(*wrapped)
     for seed in range(2):
         wanted = plain(modules, modules, x, seed)
         torch.manual_seed(seed)
-        fastqt.cached_backward([trainer.encode, trainer.encode_other], [x, x], loss, chunk_size=CHUNK)
+        towers = [trainer.encode, trainer.encode_other]
+        fastqt.cached_backward(towers, [x, x], loss, chunk_size=CHUNK, ddp=wrapped)
         found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
     return found
 
