@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +27,9 @@ class ContrastiveCollator:
 
     Args:
         tokenizer: that of the checkpoint; the Trainer saves it with the model.
-        columns: the names of the columns of text, the anchors first; by default all that hold text, in their
-            order. More than three are stacked as (B, V, L).
+        columns: the names of the columns of text, the anchors first; by default all that hold a text in a row
+            of the batch, or nothing in all of them, but those of labels, in their order. More than three are
+            stacked as (B, V, L). Each row has a text in each column, which may be empty.
         max_length: the number of tokens of a text that are kept, including special ones.
 
     Raises:
@@ -54,57 +57,80 @@ class ContrastiveCollator:
             raise ValueError(f"columns: want distinct ones, got {columns!r}")
         self.tokenizer, self.columns, self.max_length = tokenizer, columns, max_length
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """The arguments of `ContrastiveModel.forward` for a batch.
 
-        Labels, if there are any, are in `label`, `labels` or `label_ids`. ValueError where there is no column
-        of text, or a row without text in one.
+        Labels, if there are any, are numbers in `label`, `labels` or `label_ids`. ValueError names the column
+        and the row of the batch where a value is missing or of another kind than in the other rows.
         """
-        first = rows[0]
-        batch = self._of_ids(rows) if "input_ids" in first else self._of_text(rows, self._names(first))
+        if not rows:
+            raise ValueError("rows: want at least one, got none")
+        held = list(dict.fromkeys(name for row in rows for name in row))
+        texts: Sequence[str] = ()
+        if "input_ids" in held:
+            batch = self._of_ids(rows, held)
+        else:
+            texts = self._names(rows, held)
+            batch = self._of_text(rows, texts)
+
         for name in LABELS:
-            if name in first and not isinstance(first[name], str):
-                batch["labels"] = torch.as_tensor([row[name] for row in rows], device="cpu")
+            if name in held and name not in texts:
+                labels = _column(rows, name, _is_label, "a label")
+                try:
+                    batch["labels"] = torch.as_tensor(labels, device="cpu")
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"{name}: want labels of one shape in a batch: {error}") from error
                 break
         return batch
 
-    def _names(self, row: dict[str, Any]) -> Sequence[str]:
+    def _names(self, rows: Sequence[Mapping[str, Any]], held: list[str]) -> Sequence[str]:
         """The columns of text."""
-        names = self.columns or [name for name, value in row.items() if isinstance(value, str)]
-        missing = [name for name in names if name not in row]
+        names = self.columns or [
+            name
+            for name in held
+            if name not in LABELS
+            and (_any_text(rows, name) or all(_is_missing(row.get(name)) for row in rows))
+        ]
+        missing = [name for name in names if name not in held]
         if missing or not names:
             raise ValueError(
-                f"columns: want {', '.join(missing) or 'columns of text'}, got {', '.join(row) or 'none'}; "
+                f"columns: want {', '.join(missing) or 'columns of text'}, got {', '.join(held) or 'none'}; "
                 "the Trainer removes columns of text unless it is given remove_unused_columns=False"
             )
         return names
 
-    def _of_text(self, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Tensor]:
-        for name in names:
-            for row in rows:
-                if not isinstance(row[name], str):
-                    raise ValueError(f"{name}: want a text in every row, got {row[name]!r:.100}")
+    def _of_text(self, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Tensor]:
         if len(names) <= len(PREFIXES):
             return {
                 prefix + feature: tensor
                 for prefix, name in zip(PREFIXES, names, strict=False)
-                for feature, tensor in self._tokenized([row[name] for row in rows]).items()
+                for feature, tensor in self._tokenized(rows, [name]).items()
             }
         # A row's columns follow each other, so that they can be stacked.
-        flat = self._tokenized([row[name] for row in rows for name in names])
+        flat = self._tokenized(rows, names)
         return {feature: tensor.view(len(rows), len(names), -1) for feature, tensor in flat.items()}
 
-    def _tokenized(self, sentences: list[str]) -> dict[str, Tensor]:
-        features = self.tokenizer(sentences, truncation=True, max_length=self.max_length)
+    def _tokenized(self, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Tensor]:
+        """The padded tokens of the texts of each row in the named columns, row by row."""
+        columns = [_column(rows, name, _is_text, "a text") for name in names]
+        texts = [text for row in zip(*columns, strict=True) for text in row]
+        features = self.tokenizer(texts, truncation=True, max_length=self.max_length)
+        for place, ids in enumerate(features["input_ids"]):
+            if not ids:
+                row, column = divmod(place, len(names))
+                raise ValueError(
+                    f"{names[column]}: want a text with a token in every row, got {texts[place]!r:.100} in "
+                    f"row {row} of the batch"
+                )
         return self._padded({name: features[name] for name in FEATURES if name in features})
 
-    def _of_ids(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def _of_ids(self, rows: Sequence[Mapping[str, Any]], held: list[str]) -> dict[str, Tensor]:
         batch: dict[str, Tensor] = {}
         for prefix in PREFIXES:
             features = {
-                name: [list(row[prefix + name]) for row in rows]
+                name: [list(ids) for ids in _column(rows, prefix + name, _is_list, "a list of tokens")]
                 for name in FEATURES
-                if prefix + name in rows[0]
+                if prefix + name in held
             }
             if features:
                 batch |= {prefix + name: tensor for name, tensor in self._padded(features).items()}
@@ -115,3 +141,41 @@ class ContrastiveCollator:
             self.tokenizer.pad(features, padding_side="right", return_tensors="pt")
         )
         return padded
+
+
+def _column(
+    rows: Sequence[Mapping[str, Any]], name: str, fits: Callable[[Any], bool], wanted: str
+) -> list[Any]:
+    """The values of a column; ValueError where a row, counted from 0, has none or one that does not fit."""
+    for number, row in enumerate(rows):
+        if name not in row or not fits(row[name]):
+            got = f"{row[name]!r:.100}" if name in row else "no such column"
+            raise ValueError(
+                f"{name}: want {wanted} in every row, got {got} in row {number} of the batch; columns= names "
+                "the columns of text, and each of several negatives has a column of its own"
+            )
+    return [row[name] for row in rows]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and isnan(value))
+
+
+def _is_label(value: object) -> bool:
+    return not _is_missing(value) and not isinstance(value, (str, bytes))
+
+
+def _is_list(value: object) -> bool:
+    listed = isinstance(value, (list, tuple, Tensor, np.ndarray))
+    return listed and len(value) > 0  # type: ignore[arg-type]
+
+
+def _any_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether a row has a text in a column, or a list of texts, which `_column` refuses."""
+    values = [row.get(name) for row in rows]
+    parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
+    return any(isinstance(part, (str, bytes)) for part in parts)

@@ -70,5 +70,73 @@ def test_rows_without_text_are_refused(tokenizer):
         ValueError, match=r"columns: want columns of text, got label; .*remove_unused_columns"
     ):
         ContrastiveCollator(tokenizer)([{"label": 3}])
-    with pytest.raises(ValueError, match="answer: want a text in every row, got None"):
-        ContrastiveCollator(tokenizer)([ROWS[0], {**ROWS[1], "answer": None}])
+
+
+TWO = {"anchor": "the cat sat.", "positive": "the cat"}
+IDS = {"input_ids": [2, 5, 3], "positive_input_ids": [2, 6, 3]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "rows: want at least one"),
+        # A text is missing: in the first row, in a later one, in all of a batch.
+        ([{**TWO, "anchor": None}, TWO], "anchor: want a text in every row, got None in row 0"),
+        ([TWO, {**TWO, "positive": None}], "positive: want a text in every row, got None in row 1"),
+        ([{**TWO, "anchor": None}], "anchor: want a text in every row, got None in row 0"),
+        ([{**TWO, "anchor": float("nan")}], "anchor: want a text in every row, got nan in row 0"),
+        # Rows have different columns.
+        ([{"positive": "the cat"}, TWO], "anchor: want a text in every row, got no such column in row 0"),
+        ([TWO, {"anchor": "a cat"}], "positive: want a text in every row, got no such column in row 1"),
+        (
+            [TWO, {**TWO, "negative": "a mat"}],
+            "negative: want a text in every row, got no such column in row 0",
+        ),
+        # Something else than a text.
+        ([{**TWO, "anchor": 5}, TWO], "anchor: want a text in every row, got 5 in row 0"),
+        ([TWO, {**TWO, "anchor": ["a", "b"]}], r"anchor: want a text .*got \['a', 'b'\] in row 1"),
+        ([{**TWO, "anchor": b"the cat"}], "anchor: want a text in every row, got b'the cat' in row 0"),
+        ([{**TWO, "negatives": ["a", "b"]}], r"negatives: want a text .*several negatives has a column"),
+        ([{**TWO, "negatives": []}, {**TWO, "negatives": ["a"]}], r"negatives: .*got \[\] in row 0"),
+        # Labels.
+        (
+            [{**TWO, "label": None}, {**TWO, "label": 1}],
+            "label: want a label in every row, got None in row 0",
+        ),
+        ([{**TWO, "label": 1}, TWO], "label: want a label in every row, got no such column in row 1"),
+        ([TWO, {**TWO, "label": 1}], "label: want a label in every row, got no such column in row 0"),
+        ([{**TWO, "label": "cats"}], "label: want a label in every row, got 'cats' in row 0"),
+        ([{**TWO, "labels": [1]}, {**TWO, "labels": [1, 2]}], "labels: want labels of one shape"),
+        # Columns that are tokenised.
+        (
+            [{**IDS, "input_ids": None}, IDS],
+            "input_ids: want a list of tokens in every row, got None in row 0",
+        ),
+        (
+            [IDS, {**IDS, "input_ids": []}],
+            r"input_ids: want a list of tokens in every row, got \[\] in row 1",
+        ),
+        ([{"input_ids": [2, 3]}, IDS], "positive_input_ids: want a list .*got no such column in row 0"),
+        ([TWO, IDS], "input_ids: want a list of tokens in every row, got no such column in row 0"),
+    ],
+)
+def test_what_a_row_lacks_is_named(tokenizer, rows, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ContrastiveCollator(tokenizer)(rows)
+
+
+def test_only_named_columns_have_to_hold_text(tokenizer):
+    rows = [{**TWO, "title": None, "label": "cats"}, {**TWO, "title": "a", "label": "cats"}]
+    same(
+        ContrastiveCollator(tokenizer, ["anchor", "label"])(rows),
+        ContrastiveCollator(tokenizer)([{"anchor": TWO["anchor"], "positive": "cats"}] * 2),
+    )
+
+
+def test_an_empty_text_is_its_special_tokens_and_refused_if_it_has_none(tokenizer):
+    rows = [{"anchor": "", "positive": "a"}, TWO]
+    collate = ContrastiveCollator(tokenizer)
+    assert collate(rows)["attention_mask"].sum(1).tolist() == [2, 6]
+    tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(ValueError, match=r"^anchor: want a text with a token .*, got '' in row 0"):
+        collate(rows)
