@@ -100,5 +100,5 @@ def sample_config(config: Config) -> Config:
 def tables() -> dict[str, Any]:
     """The table of every GPU that has one, by the name that CUDA gives the GPU."""
     files = resources.files(f"{__package__}.tuned").iterdir()
-    measured = (json.loads(file.read_text()) for file in files if file.name.endswith(".json"))
+    measured = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".json"))
     return {table["device"]: table["scores"] for table in measured}

@@ -202,7 +202,7 @@ FIGURES: dict[str, Callable[[list[Source]], Places]] = {
 
 def read(root: Path) -> list[Source]:
     paths = sorted(path for folder in ALL for path in (root / folder).rglob("*") if path.suffix in SUFFIXES)
-    return [Source(path.relative_to(root).as_posix(), path.read_text()) for path in paths]
+    return [Source(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
 
 
 def report(sources: list[Source], limits: dict[str, tuple[int, int]], shown: list[str]) -> list[str]:

@@ -65,7 +65,7 @@ def _level() -> str:
         return "NEON"
     if machine not in ("x86_64", "amd64") or not sys.platform.startswith("linux"):
         return "the oldest of this architecture"
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     flags = set(next((line for line in lines if line.startswith("flags")), "").split())
     return next((level for level, wanted in LEVELS.items() if wanted <= flags), "x86-64, SSE2")
 

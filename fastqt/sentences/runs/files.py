@@ -76,7 +76,7 @@ def _replace(path: Path, write: Callable[[Path], object], mode: int | None) -> N
             mode = stat.S_IMODE(partial.stat().st_mode)
         write(partial)
         partial.chmod(mode)  # safetensors creates files that only their owner can read
-        _sync(partial)
+        sync(partial)
         partial.replace(target)
     except BaseException as error:
         with contextlib.suppress(OSError):  # the first error is the one to report
@@ -84,7 +84,7 @@ def _replace(path: Path, write: Callable[[Path], object], mode: int | None) -> N
         if isinstance(error, OSError) and str(error.filename) == str(partial):
             error.filename = str(path)
         raise
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _write_through(path: Path, write: Callable[[Path], object]) -> None:
@@ -97,7 +97,7 @@ def _write_through(path: Path, write: Callable[[Path], object]) -> None:
             shutil.copyfileobj(source, out)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Waits until a file, or the entries of a directory, are on the disk."""
     windows = sys.platform == "win32"
     if windows and path.is_dir():

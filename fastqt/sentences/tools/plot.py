@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastqt.errors import InputError
+from fastqt.errors import InputError, one_line
 from fastqt.sentences.runs.checkpoint import CONFIG, EVALUATION, METRICS
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.files import write_atomically
@@ -86,7 +86,8 @@ class Run:
             raise InputError(f"{directory / METRICS} cannot be read: {error}") from None
         if not lines:
             raise InputError(f"nothing to draw: {directory / METRICS} has no line yet")
-        return cls(directory.resolve().name, config, lines, *_evaluation(directory / EVALUATION))
+        name = one_line(directory.resolve().name)  # matplotlib refuses what is not UTF-8
+        return cls(name, config, lines, *_evaluation(directory / EVALUATION))
 
     def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
         """The values of a metric of metrics.jsonl over the steps, at all lines that report it.

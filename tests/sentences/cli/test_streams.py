@@ -10,6 +10,7 @@ import pytest
 
 import fastqt
 from fastqt.sentences.cli import main
+from tests.shared.command_lines import SMALL
 
 FASTQT = f"{sys.executable} -m fastqt"
 TO_STDOUT = "cannot write to standard output"
@@ -55,12 +56,49 @@ def test_the_help_text_in_another_encoding():
     assert "MR,CR,\\u2026" in done.stdout
 
 
-def test_results_in_another_encoding_are_escaped(monkeypatch):
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "latin-1"))
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("latin-1", "strict", b"gr\xfcn \\u56db"),
+        ("ascii", "surrogateescape", rb"gr\xfcn \u56db"),  # with LC_ALL=C, where Python has no UTF-8 mode
+        ("utf-8", "surrogateescape", "gr\u00fcn \u56db".encode()),
+        ("ascii", "replace", b"gr?n ?"),  # as a user has chosen
+    ],
+)
+def test_results_in_another_encoding_are_escaped(monkeypatch, encoding, errors, written):
+    stream = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding, errors))
     monkeypatch.setattr("fastqt.engines.show_config", lambda: print("gr\u00fcn \u56db"))
     assert main(["config"]) == 0
-    assert written.getvalue() == b"gr\xfcn \\u56db\n"
+    assert stream.getvalue() == written + b"\n"
+
+
+@pytest.mark.slow
+def test_names_and_texts_that_the_locale_does_not_have(planted, tmp_path):
+    """Trained, searched, plotted and exported in a process whose encoding is ASCII."""
+    program = f"""
+import sys
+from fastqt.sentences.cli import main
+corpus, run, out = sys.argv[1:]
+assert main(["train", corpus, "--out", run, *{SMALL}]) == 0
+assert main(["neighbors", run, corpus, "--query", "place1", "-k", "1"]) == 0
+assert main(["plot", run, "--out", "."]) == 0
+assert main(["export", run, "--out", out, "--format", "safetensors"]) == 0
+sys.exit(main(["export", run, "--out", out + "x", "--format", "onnx"]))
+"""
+    corpus = tmp_path / "caf\u00e9.txt"
+    corpus.write_text(Path(planted[0]).read_text().replace("place", "\u56db place"), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", program, corpus, "r\u00e4n", "\u00f6ut"],
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    assert done.returncode == 2
+    assert b"fastqt: out: want a path in UTF-8" in done.stderr
+    assert rb"\u56db place" in done.stdout
+    assert "caf" in (tmp_path / "\u00f6ut" / "README.md").read_text(encoding="utf-8")
 
 
 @FULL

@@ -32,6 +32,8 @@ def export_run(
     run, out = Path(run), Path(out)
     if format not in FORMATS:
         raise InputError(f"format: want one of {', '.join(FORMATS)}, got {format!r}")
+    if format == "onnx" and str(out).encode(errors="replace").decode() != str(out):
+        raise InputError(f"out: want a path in UTF-8, as onnxruntime opens it, got {str(out)!r}")
     check_folder(out, overwrite=overwrite)
 
     encoder = SentenceEncoder.load(run, "cpu", with_digest=True)

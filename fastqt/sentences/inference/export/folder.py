@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from fastqt.errors import InputError
 from fastqt.sentences.json_text import field, read_object
-from fastqt.sentences.runs.files import PARTIAL
+from fastqt.sentences.runs.files import PARTIAL, sync
 
 MANIFEST = "export.json"  # what an exported directory holds; by it --overwrite knows such a directory
 LARGEST_FILE = 1 << 20  # bytes of an export.json
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # Linux's own numbers
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
@@ -47,16 +51,18 @@ def new_folder(out: Path, about: dict[str, object]) -> Iterator[Path]:
     """Gives an empty directory to write to, which takes the place of `out` if nothing has failed.
 
     The files are listed in its export.json, with what is said in `about`. They can be read by whoever can
-    read other files that the user makes.
+    read other files that the user makes. They are on the disk before the directory gets its name. On Linux an
+    earlier directory and the new one exchange their names in one step, so after a crash at any moment `out`
+    is the one or the other. Elsewhere, and on file systems that cannot exchange names, `out` does not exist
+    between two renames. What a killed process has left ends in `.partial` or, between these, in `.old`.
     """
     out = out.resolve()
-    token = secrets.token_hex(4)
-    partial = out.with_name(f"{out.name[:40]}.{token}{PARTIAL}")
+    partial = out.with_name(f"{out.name[:40]}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         partial.mkdir()
         yield partial
         _finish(partial, about)
-        _take_place(partial, out, out.with_name(f"{out.name[:40]}.{token}.old"))
+        _take_place(partial, out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError) and str(error.filename).startswith(str(partial)):
@@ -65,26 +71,45 @@ def new_folder(out: Path, about: dict[str, object]) -> Iterator[Path]:
 
 
 def _finish(folder: Path, about: dict[str, object]) -> None:
+    """Writes export.json, and waits until all is on the disk."""
     files = sorted({*_files(folder), MANIFEST})
     text = json.dumps({**about, "files": files}, indent=2) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
     mode = stat.S_IMODE((folder / MANIFEST).stat().st_mode)
     for name in files:
         (folder / name).chmod(mode)  # safetensors creates files that only their owner can read
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
-def _take_place(partial: Path, out: Path, old: Path) -> None:
-    """Renames a directory. One that is there is removed only after the new one has its name."""
-    if not out.exists():
-        partial.rename(out)
-        return
-    out.rename(old)
-    try:
-        partial.rename(out)
-    except BaseException:
-        old.rename(out)
-        raise
-    shutil.rmtree(old)
+def _take_place(partial: Path, out: Path) -> None:
+    """Gives a directory its name. One that is there is removed only after the new one has its name."""
+    old: Path | None = None
+    if out.exists():
+        check_folder(out, overwrite=True)  # again: the export has taken a while
+        old = partial
+        if not _exchange(partial, out):
+            old = partial.with_suffix(".old")
+            out.rename(old)
+    if old is not partial:
+        try:
+            partial.rename(out)
+        except BaseException:
+            if old is not None:
+                old.rename(out)
+            raise
+    sync(out.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges the names of two directories in one step; False where that cannot be done."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # which Python's own library does not have
+    directories = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other))
+    return rename is not None and rename(*directories, RENAME_EXCHANGE) == 0
 
 
 def _files(folder: Path) -> set[str]:

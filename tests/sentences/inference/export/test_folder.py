@@ -1,7 +1,10 @@
 """A directory is written whole or not at all, and nothing of the user's is lost."""
 
+import ctypes
 import json
+import os
 import stat
+import sys
 
 import pytest
 
@@ -54,6 +57,51 @@ def test_an_export_is_replaced(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run", "other", "out"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems exchange no names")
+def test_at_each_moment_there_is_the_old_export_or_the_new_one_on_the_disk(tmp_path, monkeypatch):
+    """A look at each line of the module sees what a crash there would leave."""
+    synced, looks, fsync = set(), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
+
+    def export(text):
+        with folder.new_folder(tmp_path / "out", {"text": text}) as new:
+            (new / "half").mkdir()
+            (new / "half/weights").write_text(text)
+
+    def look(frame, event, argument):
+        if frame.f_code.co_filename == folder.__file__:
+            looks.append(json.loads((tmp_path / "out/export.json").read_text())["text"])
+            assert (tmp_path / "out/half/weights").read_text() == looks[-1]
+            if looks[-1] == "new":
+                inodes = {path.stat().st_ino for path in (tmp_path / "out", *(tmp_path / "out").rglob("*"))}
+                assert inodes <= synced
+        return look
+
+    export("old")
+    synced.clear()
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        export("new")
+    finally:
+        sys.settrace(before)
+    assert set(looks) == {"old", "new"}
+    assert tmp_path.stat().st_ino in synced  # the directory that holds the name
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_user_has_added_meanwhile_is_kept(tmp_path):
+    def export():
+        with folder.new_folder(tmp_path / "out", {}):
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out/notes.txt").write_text("mine")
+
+    with pytest.raises(InputError, match=r"overwrite: want .*, got notes\.txt in "):
+        export()
+    assert contents(tmp_path / "out") == {"notes.txt": b"mine"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("moment", ["while it is written", "in its place"])
 def test_a_failure_leaves_what_was_there(run, tmp_path, monkeypatch, moment):
     export_run(run, tmp_path / "out", "safetensors")
@@ -65,6 +113,7 @@ def test_a_failure_leaves_what_was_there(run, tmp_path, monkeypatch, moment):
     if moment == "while it is written":
         monkeypatch.setattr(export, "card_text", fail)
     else:
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: None)  # a system that cannot exchange names
         rename = type(tmp_path).rename
         monkeypatch.setattr(
             type(tmp_path),
