@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fastqt.checks import shown
+from fastqt.errors import InputError
 
 
 class Encoded(NamedTuple):
@@ -17,9 +21,25 @@ class Encoded(NamedTuple):
     lengths: NDArray[np.int64]  # the number of ids of each sentence
 
 
+def check_texts(name: str, texts: Iterable[str]) -> None:
+    """Checks that `texts` are several texts, none with half a character, which no tokenizer takes.
+
+    One text in their place, which would be taken for its characters, is a TypeError.
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"{name}: want a list of texts, got one text, {shown(texts)}")
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: want texts, got {shown(text)}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{name}: want text in UTF-8, got {text!r:.100}") from None
+
+
 def pad(encoded: Encoded) -> tuple[Tensor, Tensor]:
     """Pads sentences with 0 to the length L of the longest: tokens (B, L) and lengths (B,), int64."""
     lengths = encoded.lengths
-    tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int64)
+    tokens = np.zeros((len(lengths), int(lengths.max(initial=0))), dtype=np.int64)
     tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = encoded.ids
     return torch.from_numpy(tokens), torch.from_numpy(lengths)

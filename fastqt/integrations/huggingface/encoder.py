@@ -20,7 +20,8 @@ from fastqt.integrations.huggingface.loading import (
     load_model,
 )
 from fastqt.nn.encoders import Encoder, check_batch
-from fastqt.nn.tokens import pad
+from fastqt.nn.modes import evaluating
+from fastqt.nn.tokens import check_texts, pad
 
 Pooling = Literal["cls", "cls_before_pooler", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -91,7 +92,7 @@ class HuggingFaceEncoder(Encoder):
         self.embedding_dim = int(self.model.config.hidden_size)
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Converts B sentences, at least one, to token ids, with special tokens.
+        """Converts B sentences to token ids, with special tokens.
 
         Returns:
             tokens: (B, L) int64, padded on the right with 0, on the CPU.
@@ -165,25 +166,28 @@ class HuggingFaceEncoder(Encoder):
 
     @torch.inference_mode()
     def encode(
-        self, sentences: Sequence[str], *, normalize: bool = False, batch_size: int = 64
+        self, sentences: str | Sequence[str], *, normalize: bool = False, batch_size: int = 64
     ) -> NDArray[np.float32]:
         """Encodes n sentences of text, without dropout: (n, embedding_dim) float32, in their order.
 
-        `normalize` scales each vector to norm 1. Batches of `batch_size` are made of sentences of similar
-        length.
+        One text in place of a list has one vector, (embedding_dim,). `normalize` scales each vector to norm
+        1. Batches of `batch_size` are made of sentences of similar length. Several threads may encode at the
+        same time, but not while another one trains.
         """
+        if isinstance(sentences, str):
+            one: NDArray[np.float32] = self.encode([sentences], normalize=normalize, batch_size=batch_size)[0]
+            return one
+        check_texts("sentences", sentences)
+        check_size("batch_size", batch_size)
+
         result = np.empty((len(sentences), self.embedding_dim), dtype=np.float32)
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
-        training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             for begin in range(0, len(order), batch_size):
                 rows = order[begin : begin + batch_size]
                 tokens, lengths = self.tokenize([sentences[row] for row in rows])
                 vectors = self(tokens.to(self.model.device), lengths.to(self.model.device)).float()
                 result[rows] = (F.normalize(vectors, dim=1) if normalize else vectors).cpu().numpy()
-        finally:
-            self.train(training)
         return result
 
     def save(self, directory: str | Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ from torch import Tensor, nn
 
 from fastqt.checks import check_size, shown
 from fastqt.errors import InputError, one_line
-from fastqt.nn.tokens import Encoded
+from fastqt.nn.tokens import Encoded, check_texts
+
+# A tokenizer of transformers sets its library's truncation and padding before it encodes: two threads that do
+# so at the same time have each other's, or an error.
+_TOKENIZING = threading.Lock()
 
 
 class CheckpointVocabulary:
@@ -64,9 +70,15 @@ class CheckpointVocabulary:
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Encodes sentences with special tokens, at most `max_length` tokens each."""
-        ids = self.tokenizer(list(sentences), truncation=True, max_length=self.max_length)["input_ids"]
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-        return Encoded(np.concatenate(ids).astype(np.int64), lengths)
+        check_texts("sentences", sentences)
+        rows: list[list[int]] = []
+        if len(sentences):  # which its tokenizer wants
+            with _TOKENIZING:
+                options = {"truncation": True, "max_length": self.max_length}
+                rows = self.tokenizer(list(sentences), **options)["input_ids"]
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+        return Encoded(ids, lengths)
 
     def save(self, directory: str | Path) -> None:
         """Writes the tokenizer and the model's configuration to a directory."""

@@ -13,6 +13,7 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
+from fastqt.nn.tokens import check_texts
 from fastqt.options import Device
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.text.vectors import WordRows, read_counts, read_vectors
@@ -67,11 +68,15 @@ class WordVectors:
         words, vectors, _ = read_vectors(path)
         return cls(words, vectors)
 
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Encodes n sentences; returns (n, d) float32."""
+    def __call__(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
+        """Encodes n sentences; returns (n, d) float32, or (d,) of one text in place of a list."""
+        if isinstance(texts, str):
+            one: NDArray[np.float32] = self([texts])[0]
+            return one
+        check_texts("texts", texts)
         find = self.rows.find
         rows = [[row for token in tokens(text) if (row := find(token)) >= 0] for text in texts]
-        sizes = np.array([len(row) for row in rows])
+        sizes = np.array([len(row) for row in rows], dtype=np.int64)
         columns = np.fromiter((word for row in rows for word in row), dtype=np.int64, count=sizes.sum())
         shares = np.repeat(1 / np.maximum(sizes, 1), sizes).astype(np.float32)
         starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -135,6 +140,7 @@ class SIF(WordVectors):
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Encodes n sentences and removes their first component; returns (n, d) float32."""
+        check_texts("texts", texts)
         return remove_component(self(texts))
 
 
@@ -155,6 +161,8 @@ def remove_component(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
         [[0.0, 1.0], [0.0, 1.0]]
     """
     vectors = np.asarray(vectors, dtype=np.float32)
+    if not len(vectors):
+        return vectors
     _, _, (first,) = randomized_svd(vectors, n_components=1, n_iter=7, random_state=0)
     return vectors - np.outer(vectors @ first, first).astype(np.float32)
 

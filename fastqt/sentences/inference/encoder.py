@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.nn.tokens import check_texts
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_model, load_model, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
@@ -68,29 +70,32 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(
-        self, sentences: list[str], *, normalize: bool = True, side: Side = "query"
+        self, sentences: str | Sequence[str], *, normalize: bool = True, side: Side = "query"
     ) -> NDArray[np.float32]:
         """Encodes n sentences, none of them blank: (n, model.embedding_dim) float32, in their order.
 
+        One text in place of a list has one vector, (model.embedding_dim,).
+
         `normalize` scales each vector to norm 1; for QuickThoughts, each of the two encoders' halves. The
         prompt of `side` stands in front of each sentence; texts that are compared with their like are
-        queries.
+        queries. Several threads may encode at the same time.
         """
+        if isinstance(sentences, str):
+            one: NDArray[np.float32] = self.encode([sentences], normalize=normalize, side=side)[0]
+            return one
+        check_texts("sentences", sentences)
         prompt = self.prompts.query if side == "query" else self.prompts.document
         ids, lengths = self.vocabulary.encode([prompt + text for text in sentences] if prompt else sentences)
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(lengths, kind="stable")
 
-        vectors: list[NDArray[np.float32]] = []
+        result = np.empty((len(order), self.model.embedding_dim), dtype=np.float32)
         for begin in range(0, len(order), BATCH_SIZE):
             rows = order[begin : begin + BATCH_SIZE]
             words = [ids[starts[row] : starts[row] + lengths[row]] for row in rows]
             tokens, sizes = pad(Encoded(np.concatenate(words), lengths[rows]))
             encoded = self.model.encode(tokens.to(self.device), sizes.to(self.device), normalize=normalize)
-            vectors.append(encoded.float().cpu().numpy())
-
-        result = np.empty((len(order), vectors[0].shape[1]), dtype=np.float32)
-        result[order] = np.concatenate(vectors)
+            result[rows] = encoded.float().cpu().numpy()
         return result
 
 

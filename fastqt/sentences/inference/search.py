@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
+from fastqt.nn.tokens import check_texts
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.checks import check_sentence
 from fastqt.sentences.inference.encoder import SentenceEncoder, Side
@@ -111,6 +112,7 @@ def check_k(k: int) -> None:
 def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
     """The vectors of queries, (Q, D) at norm 1; k and the queries are checked."""
     check_k(k)
+    check_texts("query", queries)
     if not queries:
         raise InputError("query: want at least one sentence, got none")
     for query in queries:

@@ -13,8 +13,8 @@ import torch
 from sentence_transformers.base.modules.input_module import InputModule
 from torch import Tensor, nn
 
-from fastqt.checks import shown
 from fastqt.errors import InputError
+from fastqt.nn.tokens import check_texts
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.halves import halves_of, vectors_of
 from fastqt.sentences.inference.texts import tokens_of
@@ -57,9 +57,7 @@ class FastqtEncoder(InputModule):
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Tensor | Any]:
         """Token ids (B, L) of B texts, and which of them are no padding; none is of a blank text."""
-        for text in inputs:
-            if not isinstance(text, str):
-                raise TypeError(f"inputs: want texts, got {shown(text)}")
+        check_texts("inputs", inputs)
         tokens, lengths = tokens_of(self.vocabulary, inputs, prompt or "")
         valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
         return {"input_ids": tokens, "attention_mask": valid.long()}

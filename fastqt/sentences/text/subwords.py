@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fastqt.errors import InputError, one_line
-from fastqt.nn.tokens import Encoded
+from fastqt.nn.tokens import Encoded, check_texts
 from fastqt.sentences.json_text import field, has_type, read_object
 from fastqt.sentences.text.vocabulary import LARGEST_FILE, Unknown
 
@@ -137,10 +138,11 @@ class TokenizerVocabulary:
 
     def to_json(self) -> str:
         """The tokenizer as JSON of its library, which has no place for the other arguments of the class."""
+        tokenizer = self.tokenizer
         if self._padding is not None:
-            self.tokenizer.enable_padding(**self._padding)
-        text: str = self.tokenizer.to_str(pretty=True)
-        self.tokenizer.no_padding()
+            tokenizer = copy.deepcopy(tokenizer)  # other threads encode with the first
+            tokenizer.enable_padding(**self._padding)
+        text: str = tokenizer.to_str(pretty=True)
         return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -166,6 +168,7 @@ class TokenizerVocabulary:
         Each sentence gets at most `max_length` ids. A sentence without any gets `filler`, so that none is
         empty.
         """
+        check_texts("sentences", sentences)
         with _errors_in_words():
             encodings = self.tokenizer.encode_batch_fast(
                 list(sentences), add_special_tokens=self.special_tokens == "add"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from fastqt.errors import InputError, one_line
-from fastqt.nn.tokens import Encoded
+from fastqt.nn.tokens import Encoded, check_texts
 from fastqt.sentences.json_text import field, has_type, read_object
 
 UNKNOWN = "<unk>"
@@ -29,7 +30,7 @@ LONGEST_WORD = 100  # characters; longer words are <unk>, as in BERT's vocabular
 # A chunk is a piece of text between white space. These limits bound the memory of the encoder's cache and of
 # counting words.
 CACHED_CHUNKS = 1 << 19
-CACHED_CHARACTERS = 1 << 25
+LONGEST_CACHED = 64  # characters; longer chunks seldom come again
 COUNTED_CHUNKS = 1 << 18
 COUNTED_CHARACTERS = 1 << 28
 COUNTED_WORDS = 1 << 20
@@ -55,6 +56,7 @@ class Vocabulary:
     The `tokenizers` library splits a sentence at white space and at punctuation (its BERT rule), and each
     word is looked up. The chunks between white space are encoded independently of one another, so their ids
     are cached. On running text this is several times as fast as the library alone, with the same result.
+    Several threads may encode at the same time.
 
     Args:
         tokenizer: a `tokenizers.Tokenizer` with a WordLevel model and `<unk>` as word 0.
@@ -79,7 +81,7 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.unknown = unknown
         self.max_length = max_length
-        self._cache = _ChunkCache()
+        self._cache: dict[str, tuple[int, ...]] = {}  # the ids of chunks
 
     @classmethod
     def build(
@@ -125,9 +127,9 @@ class Vocabulary:
 
     def to_json(self) -> str:
         """The vocabulary as JSON of the `tokenizers` library, whose format has no place for `unknown`."""
-        self.tokenizer.enable_truncation(self.max_length)
-        text: str = self.tokenizer.to_str(pretty=True)
-        self.tokenizer.no_truncation()
+        tokenizer = copy.deepcopy(self.tokenizer)  # other threads encode with this one
+        tokenizer.enable_truncation(self.max_length)
+        text: str = tokenizer.to_str(pretty=True)
         return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -149,33 +151,46 @@ class Vocabulary:
         Each sentence gets at most `max_length` ids. A sentence without any gets `<unk>`, so that none is
         empty.
         """
+        check_texts("sentences", sentences)
         lines = [sentence.split() for sentence in sentences]
+        rows = self._ids_of_chunks([*chain.from_iterable(lines)])
+        counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        words = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(counts.sum()))
+
         chunk_counts = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
-        self._cache.clear_if_full()
-        chunks = np.fromiter(
-            map(self._cache.__getitem__, chain.from_iterable(lines)),
-            dtype=np.int64,
-            count=int(chunk_counts.sum()),
-        )
-        words, counts = self._cache.ids(chunks, self._encode_chunks)
         ends = np.concatenate([[0], np.cumsum(counts)])[np.cumsum(chunk_counts)]
         lengths = np.diff(ends, prepend=0)
-        positions = _positions(lengths)
-        ids = words[positions < self.max_length]
+        ids = words[_positions(lengths) < self.max_length]
         lengths = np.minimum(lengths, self.max_length)
+
         if not lengths.all():
             empty = np.flatnonzero(lengths == 0)
             ids = np.insert(ids, np.cumsum(lengths)[empty], UNKNOWN_ID)
             lengths[empty] = 1
         return Encoded(ids, lengths)
 
-    def _encode_chunks(self, chunks: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = [
-            encoding.ids for encoding in self.tokenizer.encode_batch_fast(chunks, add_special_tokens=False)
-        ]
+    def _ids_of_chunks(self, chunks: list[str]) -> list[tuple[int, ...]]:
+        """The ids of each chunk.
+
+        The cache needs no lock: nothing is ever taken out of a dictionary that is in use, and what another
+        thread adds meanwhile is what this one would add.
+        """
+        cache = self._cache
+        rows = [*map(cache.get, chunks)]
+        if None not in rows:
+            return cast("list[tuple[int, ...]]", rows)
+
+        new = list({chunk for chunk, ids in zip(chunks, rows, strict=True) if ids is None})
+        encodings = self.tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        kept = (encoding.ids for encoding in encodings)
         if self.unknown == "drop":
-            return [[word for word in words if word != UNKNOWN_ID] for words in ids]
-        return ids
+            kept = ([word for word in ids if word != UNKNOWN_ID] for ids in kept)
+        fresh = dict(zip(new, map(tuple, kept), strict=True))
+
+        if len(cache) > CACHED_CHUNKS:
+            self._cache = cache = {}
+        cache.update((chunk, ids) for chunk, ids in fresh.items() if len(chunk) <= LONGEST_CACHED)
+        return [fresh[chunk] if ids is None else ids for chunk, ids in zip(chunks, rows, strict=True)]
 
 
 def _parsed(text: str) -> Tokenizer:
@@ -210,48 +225,6 @@ def _check_state(state: dict[str, Any]) -> int:
     if not 1 <= max_length <= LONGEST_SENTENCE:
         raise InputError(f"truncation.max_length: want 1 to {LONGEST_SENTENCE}, got {max_length}")
     return max_length
-
-
-class _ChunkCache(dict[str, int]):
-    """Numbers the chunks of text in the order of first use, and stores the word ids of each chunk."""
-
-    def __init__(self) -> None:
-        self.clear_all()
-
-    def __missing__(self, chunk: str) -> int:
-        self[chunk] = number = len(self)
-        self.new.append(chunk)
-        return number
-
-    def clear_all(self) -> None:
-        self.clear()
-        self.new: list[str] = []  # chunks that have a number and are not encoded yet
-        self.characters = 0  # the total length of the encoded chunks
-        self.words = np.zeros(0, dtype=np.int64)  # the word ids of all encoded chunks, concatenated
-        self.counts = np.zeros(0, dtype=np.int64)  # the number of words of each encoded chunk
-
-    def clear_if_full(self) -> None:
-        if len(self) > CACHED_CHUNKS or self.characters > CACHED_CHARACTERS:
-            self.clear_all()
-
-    def ids(
-        self, chunks: NDArray[np.int64], encode: Callable[[list[str]], list[list[int]]]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The word ids of the chunks with these numbers, concatenated, and the number of words of each.
-
-        `encode` encodes the chunks that are new, in one call.
-        """
-        if self.new:
-            ids = encode(self.new)
-            counts = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-            words = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(counts.sum()))
-            self.counts = np.concatenate([self.counts, counts])
-            self.words = np.concatenate([self.words, words])
-            self.characters += sum(map(len, self.new))
-            self.new = []
-        counts = self.counts[chunks]
-        starts = (np.cumsum(self.counts) - self.counts)[chunks]
-        return self.words[np.repeat(starts, counts) + _positions(counts)], counts
 
 
 def _positions(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

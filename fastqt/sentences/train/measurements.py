@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fastqt.errors import InputError
+from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
@@ -100,12 +101,10 @@ class Measurements:
     def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
         """Evaluates the model on the development pairs."""
         model = self.objective.model
-        model.eval()
         prompts, device = prompts_of(self.objective.config), self.objective.device
         encoder = SentenceEncoder(model, self.vocabulary, device, prompts=prompts)
-        figures = pairs.evaluate(encoder.encode)
-        model.train()
-        return figures
+        with evaluating(model):
+            return pairs.evaluate(encoder.encode)
 
 
 def _development_pairs(path: str) -> DevelopmentPairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fastqt.cached import cached_backward
 from fastqt.functional import contrastive_loss
+from fastqt.nn.modes import evaluating
 from fastqt.sentences.metrics import context_accuracy
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import Model, build_model
@@ -186,11 +188,8 @@ class Objective(ABC, Generic[B]):
                 rows.append({"loss": loss.item(), **self.measure(measured)})
         return {f"validation_{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
-    @contextlib.contextmanager
-    def _validation_mode(self) -> Iterator[None]:
-        self.model.eval()
-        yield
-        self.model.train()
+    def _validation_mode(self) -> AbstractContextManager[None]:
+        return evaluating(self.model)
 
     def _held_out_batches(self) -> Iterator[B | Batch]:
         config = self.config

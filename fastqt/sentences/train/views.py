@@ -13,6 +13,7 @@ from fastqt.errors import InputError
 from fastqt.losses.mixcse import drawn_partners
 from fastqt.nn import mask_words
 from fastqt.nn.masked_words import Masking
+from fastqt.nn.modes import evaluating
 from fastqt.sentences.metrics import view_figures
 from fastqt.sentences.runs.pairs_model import prompts_of
 from fastqt.sentences.runs.views_model import mask_token
@@ -118,9 +119,8 @@ class ViewsObjective(ShuffledObjective):
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(self.config.seed)
-            self.model.train(self._validates_with_dropout)
-            yield
-            self.model.train()
+            with contextlib.nullcontext() if self._validates_with_dropout else evaluating(self.model):
+                yield
 
 
 class TripletsObjective(ViewsObjective):

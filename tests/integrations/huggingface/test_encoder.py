@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fastqt.nn import QuickThoughts
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train.loop import train
+from tests.shared.threads import Switching, in_threads
 from tests.shared.tolerances import FLOAT32, REORDERED_FLOAT32, relative
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -176,3 +179,87 @@ def test_invalid_argument_raises(tmp_path, arguments, options, error, message):
     arguments = [x.format(tmp_path=tmp_path) if isinstance(x, str) else x for x in arguments]
     with pytest.raises(error, match=message):
         HuggingFaceEncoder(*arguments, **options)
+
+
+def modes(encoder):
+    return [module.training for module in encoder.modules()]
+
+
+def test_each_module_has_its_own_mode_after_encode(checkpoint):
+    """Also where it raises. A user may keep a part of a model in evaluation mode while the rest trains."""
+    encoder = HuggingFaceEncoder(checkpoint).train()
+    encoder.model.embeddings.eval()
+    wanted = modes(encoder)
+    vectors = encoder.encode(TEXT)
+    assert modes(encoder) == wanted
+    assert np.array_equal(encoder.encode(TEXT), vectors)  # without dropout
+    encoder.model.encoder.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        encoder.encode(TEXT)
+    assert modes(encoder) == wanted
+
+
+def test_modes_where_one_thread_ends_while_another_one_encodes(checkpoint):
+    """The second thread begins while the first is in a batch, and is in a batch itself until that ended."""
+    encoder = HuggingFaceEncoder(checkpoint).train()
+    wanted, before = encoder.encode(TEXT, batch_size=1), modes(encoder)
+    inside, ended = threading.Event(), threading.Event()
+
+    def wait(*_):
+        if threading.current_thread() is second and not inside.is_set():
+            inside.set()
+            ended.wait(10)
+        elif not second.ident:
+            second.start()
+            inside.wait(10)
+
+    vectors = []
+    second = threading.Thread(target=lambda: vectors.append(encoder.encode(TEXT, batch_size=1)))
+    encoder.model.register_forward_hook(wait)
+    vectors.append(encoder.encode(TEXT, batch_size=1))
+    ended.set()
+    second.join()
+    assert len(vectors) == 2
+    for each in vectors:
+        assert relative(each, wanted) <= REORDERED_FLOAT32
+    assert modes(encoder) == before
+
+
+def test_a_thread_tokenizes_while_another_one_is_about_to(checkpoint):
+    """transformers sets a tokenizer's truncation before it encodes, and another thread wants another one."""
+    long, short = (HuggingFaceEncoder(checkpoint, max_length=length) for length in (16, 3))
+    short.tokenizer = tokenizer = long.tokenizer
+    wanted = [each.tokenize(TEXT)[1].tolist() for each in (short, long)]
+    lengths = []
+    tokenizer._tokenizer = Switching(
+        tokenizer._tokenizer, "encode_batch", lambda: lengths.append(short.tokenize(TEXT)[1].tolist())
+    )
+    last = long.tokenize(TEXT)[1].tolist()
+    tokenizer._tokenizer.finish()
+    assert [*lengths, last] == [wanted[0], wanted[0], wanted[1]]
+
+
+@pytest.mark.slow
+def test_many_threads_encode(checkpoint):
+    encoder = HuggingFaceEncoder(checkpoint).train()
+    calls = [[TEXT[n % 4], TEXT[n % 3], " ".join(TEXT)] for n in range(160)]
+    wanted = [encoder.encode(call, batch_size=2) for call in calls]
+    for each, vectors in zip(
+        in_threads([partial(encoder.encode, call, batch_size=2) for call in calls]), wanted, strict=True
+    ):
+        assert relative(each, vectors) <= REORDERED_FLOAT32
+    assert all(modes(encoder))
+
+
+def test_one_text_has_one_vector_and_no_text_none(checkpoint):
+    encoder = HuggingFaceEncoder(checkpoint)
+    assert np.array_equal(encoder.encode(TEXT[0]), encoder.encode(TEXT[:1])[0])
+    assert encoder.encode([]).shape == (0, 8)
+    tokens, lengths = encoder.tokenize([])
+    assert encoder(tokens, lengths).shape == (0, 8)
+    with pytest.raises(TypeError, match="sentences: want a list of texts, got one text, 'a cat'"):
+        encoder.tokenize("a cat")
+    with pytest.raises(InputError, match=r"sentences: want text in UTF-8, got 'a \\ud800'"):
+        encoder.encode(["a \ud800"])
+    with pytest.raises(ValueError, match="batch_size: want at least 1, got 0"):
+        encoder.encode(TEXT, batch_size=0)

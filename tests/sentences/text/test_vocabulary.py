@@ -67,8 +67,8 @@ def test_full_cache_does_not_change_ids(corpus, sentences):
         patch.setattr(vocabulary, "CACHED_CHUNKS", 2)
         for _ in range(2):
             assert [encode(built, [sentence])[0] for sentence in sentences] == wanted
-        built.encode(["."])
-        built.encode(["."])
+        built.encode(["new"])
+        built.encode(["newer"])
         assert len(built._cache) <= 4
 
 

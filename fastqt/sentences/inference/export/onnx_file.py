@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError, one_line
+from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export.graph import Graph
 from fastqt.sentences.inference.export.probes import check_vectors
@@ -87,7 +88,7 @@ def write_onnx(folder: Path, encoder: SentenceEncoder, *, normalize: bool) -> No
         except ModuleNotFoundError as error:
             raise InputError(f"format onnx needs {error.name}: pip install 'fastqt[onnx]'") from error
 
-    graph = Graph(list(halves_of(encoder.model).values()), normalize=normalize).eval()
+    graph = Graph(list(halves_of(encoder.model).values()), normalize=normalize)
     path = folder / FILE
     size = sum(tensor.nbytes for tensor in graph.state_dict().values())
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
@@ -95,7 +96,7 @@ def write_onnx(folder: Path, encoder: SentenceEncoder, *, normalize: bool) -> No
     tokens = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
     example = tokens, torch.ones_like(tokens)
 
-    with _in_silence(), torch.inference_mode(False), torch.no_grad():
+    with _in_silence(), evaluating(graph), torch.inference_mode(False), torch.no_grad():
         try:
             torch.onnx.export(
                 graph,

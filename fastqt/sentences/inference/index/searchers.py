@@ -92,11 +92,17 @@ class Lists:
         self._index.ntotal, self._index.is_trained = rows, True
 
     def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        self._index.nprobe = effort
         cosines, lists = self._quantizer.search(queries, effort)
         for each in np.unique(lists[lists >= 0]).tolist():
             self._data.read(self._begins[each], self._ends[each])
-        scores, rows = self._index.search_preassigned(queries, k, lists, cosines)
+
+        # faiss's own wrapper takes the effort from the index alone, where another thread may change it.
+        faiss = import_faiss()
+        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        data, *arrays = (faiss.swig_ptr(each) for each in (queries, lists, cosines, scores, rows))
+        options = faiss.SearchParametersIVF(nprobe=effort)
+        self._index.search_preassigned_c(len(queries), data, k, *arrays, False, options)
+
         # The lists that were read may hold less than k rows.
         if effort < self.most_effort and (short := (rows < 0).any(axis=1)).any():
             scores[short], rows[short] = self.search(queries[short], k, min(2 * effort, self.most_effort))
@@ -137,8 +143,8 @@ class Graph:
         self._index.ntotal = rows
 
     def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        self._index.hnsw.efSearch = max(effort, k)
-        scores, rows = self._index.search(queries, k)
+        options = import_faiss().SearchParametersHNSW(efSearch=max(effort, k))
+        scores, rows = self._index.search(queries, k, params=options)
         # A walk does not come to all rows where many are equal.
         if (short := (rows < 0).any(axis=1)).any():
             scores[short], rows[short] = self._flat.search(queries[short], k, 1)
