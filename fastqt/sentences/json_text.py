@@ -23,7 +23,9 @@ def parse(text: str | bytes, source: str | os.PathLike[str], kind: type) -> Any:
     A key that occurs twice is refused, and so are values that are nested too deeply.
     """
     try:
-        value = json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_distinct)
+        value = json.loads(
+            text.decode("utf-8-sig") if isinstance(text, bytes) else text, object_pairs_hook=_distinct
+        )
     # Apart from a syntax error, ValueError is a number of too many digits.
     except (ValueError, RecursionError) as error:
         raise InputError(f"{os.fspath(source)} is damaged: {one_line(error)}") from error

@@ -175,7 +175,7 @@ def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """The judgements of a table: a header, and lines with a query, a document and its relevance."""
     qrels: dict[str, dict[str, int]] = {}
     for number, line in enumerate(table_lines(path), start=1):
-        columns = line.rstrip("\r").split("\t")
+        columns = line.split("\t")
         if len(columns) != 3:
             raise InputError(
                 f"{path}: line {number}: want a query, a document and its relevance with tabs between them, "

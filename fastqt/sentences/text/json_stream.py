@@ -26,7 +26,7 @@ class JsonStream:
 
     def __init__(self, file: IO[bytes], path: str | Path) -> None:
         self._file, self._path = file, path
-        self._bytes = codecs.getincrementaldecoder("utf-8")()
+        self._bytes = codecs.getincrementaldecoder("utf-8-sig")()
         self._scan = json.JSONDecoder().raw_decode
         self._text, self._at, self._ended = "", 0, False
 

@@ -8,7 +8,7 @@ from typing import IO
 
 from fastqt.devices import machine_memory
 from fastqt.errors import InputError
-from fastqt.sentences.text.reader import open_text
+from fastqt.sentences.text.reader import BOM, open_text
 
 LONGEST_LINE = 1 << 24  # bytes
 
@@ -20,9 +20,10 @@ def check_bytes(size: int, name: str) -> None:
 
 
 def table_lines(path: str | Path) -> Iterator[str]:
-    """Streams the lines of a text file, without the line feed and without blank lines at its end.
+    """Streams the lines of a text file, without the line break and without blank lines at its end.
 
-    It may be compressed as .gz or .xz. An empty file is refused, and one that is larger than memory.
+    A line break is a line feed, or a carriage return with one; a byte order mark at the beginning is no text.
+    The file may be compressed as .gz or .xz. An empty file is refused, and one that is larger than memory.
     """
     with open_text(str(path)) as file:
         yield from _lines(file, path)
@@ -35,10 +36,14 @@ def _lines(file: IO[bytes], path: str | Path) -> Iterator[str]:
         if len(line) == LONGEST_LINE:
             raise InputError(f"{path}: line {number}: want less than {LONGEST_LINE:,} bytes")
         check_bytes(total, str(path))
+
         try:
-            text = line.decode().removesuffix("\n")
+            text = (
+                line.removeprefix(BOM if number == 1 else b"").decode().removesuffix("\n").removesuffix("\r")
+            )
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8: line {number}: {error}") from None
+
         if not text:
             blank += 1
             continue

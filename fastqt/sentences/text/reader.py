@@ -130,14 +130,19 @@ def read_lines(path: str) -> Iterator[list[str]]:
             yield lines
 
 
-def check_rereadable(name: str, files: Sequence[str]) -> None:
-    """Checks that files can be read more than once. Standard input, `-`, may be read once, but must be open.
+def check_rereadable(name: str, files: Sequence[str], *, copies_stdin: bool = False) -> None:
+    """Checks that files can be read more than once; `name` says what they are, for the message.
 
-    `name` says what the files are, for the message.
+    Standard input, `-`, cannot, unless the caller keeps a copy of it; then it must be open.
     """
     for path in files:
-        if path == STDIN:
+        if path == STDIN and copies_stdin:
             _check_stdin()
+        elif path == STDIN:
+            raise InputError(
+                f"{name}: want files that can be read more than once, got standard input; write the text to "
+                "a file first"
+            )
         elif Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
             raise InputError(
                 f"{name}: want files that can be read more than once, got a pipe or a device, {path}; "

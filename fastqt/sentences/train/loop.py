@@ -101,7 +101,7 @@ def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
     if not ranks.is_first:
         yield
         return
-    check_rereadable("corpus", config.corpus)
+    check_rereadable("corpus", config.corpus, copies_stdin=True)
     check_rereadable("teacher", config.teacher or ())
     with own_directory(directory):
         yield

@@ -113,6 +113,7 @@ def test_files_without_word_vectors_are_refused(files):
     (files / "latin.txt").write_bytes(b"caf\xe9 1 2\n")
     np.savez(files / "empty.npz", other=VECTORS)
     for name, message in (
+        ("word-vectors:-", "model: want files that can be read more than once, got standard input"),
         ("word-vectors:none.npz", "no such file: none.npz"),
         ("word-vectors:none.txt", "no such file: none.txt"),
         (f"word-vectors:{files}/ragged.txt", "ragged.txt: want a word and equally many numbers a line"),

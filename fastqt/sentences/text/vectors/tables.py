@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import chain, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from fastqt.sentences.text.vectors.rows import WordVectorRows, finite
 
 SURROGATES = (0xD800, 0xE000)
 LARGEST_COUNT = np.iinfo(np.int64).max
+HEADER_NUMBER = re.compile("[0-9]{1,18}")
 ARRAYS = {"words": Wanted("U", 1), "vectors": Wanted("fiu", 2), "counts": Wanted("iu", 1, optional=True)}
 
 
@@ -24,15 +27,10 @@ def read_text_vectors(path: str | Path, wanted: Collection[str] | None) -> WordV
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     width = 0
-    for number, line in enumerate(table_lines(path), start=1):
-        word, row = _word_and_vector(line, number, path)
-        width = width or len(row)
-        if not len(row) or len(row) != width:
-            raise InputError(
-                f"{path}: want a word and equally many numbers a line: line {number} has {len(row)}"
-            )
+    for number, word, row in _words_and_vectors(path):
+        width = len(row)
         if not np.isfinite(row).all():
-            raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity in row {number}")
+            raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity in line {number}")
         if wanted is None or word in wanted:
             words.append(word)
             rows.append(row)
@@ -40,20 +38,61 @@ def read_text_vectors(path: str | Path, wanted: Collection[str] | None) -> WordV
     return WordVectorRows(words, vectors, None)
 
 
-def _word_and_vector(line: str, number: int, path: str | Path) -> tuple[str, NDArray[np.float32]]:
-    word, *values = line.split(" ")
-    try:
-        return word, np.array(values, dtype=np.float32)
-    except ValueError as error:
-        raise InputError(f"{path}: line {number}: want a word and numbers: {one_line(error)}") from None
-
-
 def width_of_text(path: str | Path) -> int:
-    """The number of numbers on the first line of a text."""
-    _, row = _word_and_vector(next(table_lines(path)), 1, path)
-    if not len(row):
-        raise InputError(f"{path}: want a word and equally many numbers a line: line 1 has 0")
+    """The number of numbers on the first line of a text that has a word."""
+    _, _, row = next(_words_and_vectors(path))
     return len(row)
+
+
+def _words_and_vectors(path: str | Path) -> Iterator[tuple[int, str, NDArray[np.float32]]]:
+    """The lines of a text: the number of each, its word, in which blanks may be, and its vector.
+
+    A header, as word2vec and fastText write it, is no word. Without one, the first line says the width.
+    """
+    lines = enumerate(map(_columns, table_lines(path)), start=1)
+    first, second = next(lines), next(lines, None)
+    width = _width_in_header(first[1], second)
+    before = [first, second] if not width else [second]
+
+    for number, columns in (each for each in chain(before, lines) if each is not None):
+        width = width or _numbers_at_end(columns)
+        begin = len(columns) - width
+        if not width or begin < 1 or (begin > 1 and _is_number(columns[begin - 1])):
+            raise InputError(
+                f"{path}: want a word and equally many numbers a line: line {number} has "
+                f"{_numbers_at_end(columns)}"
+            )
+        try:
+            vector = np.array(columns[begin:], dtype=np.float32)
+        except ValueError as error:
+            raise InputError(f"{path}: line {number}: want a word and numbers: {one_line(error)}") from None
+        yield number, " ".join(columns[:begin]), vector
+
+
+def _columns(line: str) -> list[str]:
+    """What blanks or tabs separate in a line; there may be some at its end."""
+    return line.replace("\t", " ").rstrip(" ").split(" ")
+
+
+def _width_in_header(columns: list[str], second: tuple[int, list[str]] | None) -> int:
+    """The width in a header, which says how many words there are and how wide; 0 if a first line is none."""
+    if second is None or len(columns) != 2 or not all(HEADER_NUMBER.fullmatch(each) for each in columns):
+        return 0
+    width = int(columns[1])
+    return width if len(second[1]) > width else 0
+
+
+def _numbers_at_end(columns: list[str]) -> int:
+    """How many numbers a line ends with, behind what is a word at least."""
+    return sum(1 for _ in takewhile(_is_number, columns[:0:-1]))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def width_of_npz(path: str | Path) -> int:
@@ -97,7 +136,7 @@ def read_counts(path: str | Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for number, line in enumerate(table_lines(path), start=1):
         try:
-            word, text = line.split(" ")
+            word, text = _columns(line)
             count = int(text)
         except ValueError as error:
             raise InputError(

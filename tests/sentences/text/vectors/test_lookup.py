@@ -73,7 +73,7 @@ def test_an_absent_file_is_named(tmp_path, name):
     ("name", "data", "message"),
     [
         ("x.txt", b"the\n", "line 1 has 0"),
-        ("x.txt", b"the one\n", "line 1: want a word and numbers"),
+        ("x.txt", b"the one\n", "line 1 has 0"),
         ("x.txt", b"", "is empty"),
         ("x.npz", b"PK", "is not an .npz"),
         ("x.json", b'{"vectors": {}}', "want `dimensions`"),
@@ -83,3 +83,8 @@ def test_the_width_of_a_damaged_file_is_refused(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=message):
         width_of(tmp_path / name)
+
+
+def test_standard_input_is_refused_because_the_vectors_are_read_once_more():
+    with pytest.raises(InputError, match=r"vectors: want files that can be read more .* got standard input"):
+        width_of("-")

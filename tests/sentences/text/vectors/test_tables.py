@@ -9,7 +9,7 @@ import pytest
 from fastqt.errors import InputError
 from fastqt.sentences.text import limits
 from fastqt.sentences.text.limits import table_lines
-from fastqt.sentences.text.vectors import read_counts, read_vectors
+from fastqt.sentences.text.vectors import read_counts, read_vectors, width_of
 
 
 def test_lines_are_read_as_they_are(tmp_path):
@@ -24,20 +24,48 @@ def test_lines_are_read_as_they_are(tmp_path):
     [
         (b"", "x.txt is empty"),
         (b"\n\n", "x.txt is empty"),
-        (b"a 1\nb nan\n", "vectors: want finite numbers, got NaN or infinity in row 2"),
+        (b"a 1\nb nan\n", "vectors: want finite numbers, got NaN or infinity in line 2"),
         (b"a 1\nb 1e999\n", "vectors: want finite numbers"),
         (b"a 1\nb x\n", "line 2: want a word and numbers"),
         (b"a 1\nb 1 2\n", "want a word and equally many numbers a line: line 2 has 2"),
         (b"a\nb\n", "want a word and equally many numbers a line: line 1 has 0"),
         (b"a 1\n\nb 1\n", "want a word and equally many numbers a line: line 2 has 0"),
+        (b"2 3\na 1 2\n", "want a word and equally many numbers a line: line 2 has 2"),
+        (b"2 2\na 1 2\nb 1\n", "want a word and equally many numbers a line: line 3 has 1"),
         (b"a 1\n\xff 1\n", "x.txt is not UTF-8: line 2"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_text_that_holds_no_vectors_is_refused(tmp_path, data, message):
     (tmp_path / "x.txt").write_bytes(data)
     with pytest.raises(InputError, match=message):
         read_vectors(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("3 2\n</s> 1 2 \nthe 3 4 \n3 5 6 \n", ["</s>", "the", "3"]),  # word2vec and fastText
+        (", 1 2\n. . . 3 4\nat name@domain.com 5 6\n", [",", ". . .", "at name@domain.com"]),  # GloVe 840B
+        ("new york 1 2\na 3 4\n b 5 6\n", ["new york", "a", " b"]),
+        ("2 2\nnew york 1 2\n\u00a0 3 4", ["new york", "\u00a0"]),
+        ("the\t1\t2\n3\t3\t4\t\n", ["the", "3"]),
+        ("2000 1 2\n10 3 4\n", ["2000", "10"]),
+    ],
+    ids=range(6),
+)
+def test_text_as_it_is_published(tmp_path, text, words):
+    (tmp_path / "x.txt").write_text(text, encoding="utf-8")
+    read = read_vectors(tmp_path / "x.txt")
+    assert read.words == words
+    assert read.vectors.tolist() == [[2 * n + 1, 2 * n + 2] for n in range(len(words))]
+    assert width_of(tmp_path / "x.txt") == 2
+    assert read_vectors(tmp_path / "x.txt", words[1:]).words == words[1:]
+
+
+def test_text_of_one_number_a_line_has_no_header(tmp_path):
+    (tmp_path / "x.txt").write_text("5 7\na 3\n")
+    assert read_vectors(tmp_path / "x.txt").words == ["5", "a"]
 
 
 def test_text_larger_than_memory_is_refused(tmp_path, monkeypatch):
