@@ -151,7 +151,7 @@ def evaluate(
         encode = encode.plain
 
     start = time.perf_counter()
-    texts = chain.from_iterable(task.texts() for task in chosen.values())
+    texts = dict.fromkeys(chain.from_iterable(task.texts() for task in chosen.values()))
     vectors = embed(encode, texts, cache=cache, progress=progress)
     seconds = {"encode": time.perf_counter() - start}
     per_task = getattr(encode, "per_task", None)
@@ -176,7 +176,7 @@ def evaluate(
         if progress:
             say(f"{name}: {seconds[name]:.1f} s, {len(seconds) - 1} of {len(chosen)} tasks")
 
-    return Results(figures, asdict(options), seconds, len(vectors.texts), vectors.matrix.shape[1])
+    return Results(figures, asdict(options), seconds, len(texts), vectors.matrix.shape[1])
 
 
 def _check(options: Options) -> None:

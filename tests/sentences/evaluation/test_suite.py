@@ -159,6 +159,7 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
     encode = BagOfWords()
     more = evaluate(encode, data, ["STS12", "STS14"], cache=cache)
     assert more.tasks["STS12"] == first.tasks["STS12"]
+    assert more.sentences == evaluate(BagOfWords(), data, ["STS12", "STS14"]).sentences
     asked = {text for batch in encode.batches for text in batch}
     assert 0 < len(asked) <= 90
     assert [path.name for path in cache.directory.iterdir()] == ["key.npz"]
