@@ -92,15 +92,15 @@ def test_an_index(tmp_path, kind):
 @pytest.mark.parametrize("unknown", ["keep", "drop"])
 def test_a_thread_encodes_while_another_one_is_about_to_keep_new_words(unknown):
     vocabulary = Vocabulary.build(["a b c d e, f."], 9, unknown=unknown)
-    first, second = ["a b x", "e, e, f."], ["c d b a", "f. y"]
-    alone = [Vocabulary(vocabulary.tokenizer, unknown=unknown).encode(each) for each in (first, second)]
+    calls = first, second, _ = ["a b x", "e, e, f."], ["c d b a", "f. y"], ["f, e. b"]
+    alone = [Vocabulary(vocabulary.tokenizer, unknown=unknown).encode(call) for call in calls]
     results = []
     vocabulary.tokenizer = Switching(
         vocabulary.tokenizer, "encode_batch_fast", lambda: results.append(vocabulary.encode(second))
     )
-    results.insert(0, vocabulary.encode(first))
-    results += [vocabulary.encode(first), vocabulary.encode(second)]
-    for each, wanted in zip(results, [alone[0], alone[1], alone[1], *alone], strict=True):
+    results.append(vocabulary.encode(first))
+    results += map(vocabulary.encode, calls)
+    for each, wanted in zip(results, [alone[1], alone[1], alone[0], *alone], strict=True):
         assert [part.tolist() for part in each] == [part.tolist() for part in wanted]
 
 
