@@ -16,13 +16,15 @@ from tokenizers import Tokenizer
 from fastqt.errors import InputError, one_line
 from fastqt.nn.tokens import Encoded, check_texts
 from fastqt.sentences.json_text import field, has_type, read_object
+from fastqt.sentences.text.patterns import ends_soon
 from fastqt.sentences.text.vocabulary import LARGEST_FILE, Unknown
 
 SpecialTokens = Literal["none", "add"]
 MODELS = ("BPE", "WordPiece", "Unigram", "WordLevel")
 MOST_TOKENS = 1 << 31
 MOST_GROWTH = 64  # by how much the normalizers may lengthen a text
-# What works by a fixed rule. Others hold patterns, which a file can choose so that they never end.
+# What works by a fixed rule. Others hold patterns, which a file can choose so that they never end: see
+# `ends_soon`.
 NORMALIZERS = (
     "BertNormalizer",
     "ByteLevel",
@@ -48,10 +50,6 @@ PRE_TOKENIZERS = (
     "Whitespace",
     "WhitespaceSplit",
 )
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# The patterns of files in use: T5 and ALBERT; GPT-4 and Llama 3; Qwen 2.
-KNOWN_PATTERNS = (r" {2,}", _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST)
 PROBES = ["a word", "", "\u2603 \U0010ffff"]  # texts that are encoded to see whether a file works
 
 
@@ -121,7 +119,7 @@ class TokenizerVocabulary:
     ) -> TokenizerVocabulary:
         """Reads a file that `save` of a tokenizer or of this class wrote, usually called tokenizer.json.
 
-        A part that cannot be used, such as a regular expression that is none of the usual ones, is refused.
+        A part that cannot be used, such as a regular expression that may take for ever, is refused.
         """
         try:
             state = read_object(path, most_bytes=LARGEST_FILE)
@@ -241,9 +239,12 @@ def _check_pattern(pattern: Any, name: str) -> None:
     match pattern:
         case {"String": str(text)} if text and len(pattern) == 1:
             return
-        case {"Regex": str(text)} if text in KNOWN_PATTERNS and len(pattern) == 1:
+        case {"Regex": str(text)} if len(pattern) == 1 and ends_soon(text):
             return
-    raise InputError(f"{name}.pattern: want a text or one of the usual expressions, got {pattern!r:.100}")
+    raise InputError(
+        f"{name}.pattern: want a text, or a regular expression without repetitions in groups and with few of "
+        f"them one after the other, got {pattern!r:.100}"
+    )
 
 
 @contextlib.contextmanager

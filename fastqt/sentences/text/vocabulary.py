@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from fastqt.checks import shown
 from fastqt.errors import InputError, one_line
 from fastqt.nn.tokens import Encoded, check_texts
 from fastqt.sentences.json_text import field, has_type, read_object
@@ -99,6 +100,8 @@ class Vocabulary:
         are dropped during counting. In very large corpora, the counts of very rare words are therefore lower
         bounds.
         """
+        if isinstance(sentences, str):
+            raise TypeError(f"sentences: want texts, got one text, {shown(sentences)}")
         if size < 2:
             raise InputError(f"vocab_size: want at least 2 ({UNKNOWN} and a word), got {size}")
         words = count_words(sentences, limit=max(20 * size, COUNTED_WORDS))

@@ -130,6 +130,11 @@ def test_invalid_option_raises(arguments, message):
         Vocabulary.build(["a"], **arguments)
 
 
+def test_one_text_is_no_corpus():
+    with pytest.raises(TypeError, match="sentences: want texts, got one text, 'a cat'"):
+        Vocabulary.build("a cat")
+
+
 def test_missing_or_invalid_file_raises(tmp_path):
     with pytest.raises(InputError, match=r"no vocabulary: .*v\.json is missing"):
         Vocabulary.load(tmp_path / "v.json")
