@@ -21,13 +21,14 @@ class Encoded(NamedTuple):
     lengths: NDArray[np.int64]  # the number of ids of each sentence
 
 
-def check_texts(name: str, texts: Iterable[str]) -> None:
-    """Checks that `texts` are several texts, none with half a character, which no tokenizer takes.
+def list_of_texts(name: str, texts: Iterable[str]) -> list[str]:
+    """Several texts as a list, after it was checked that none has half a character, which no tokenizer takes.
 
     One text in their place, which would be taken for its characters, is a TypeError.
     """
     if isinstance(texts, str):
         raise TypeError(f"{name}: want a list of texts, got one text, {shown(texts)}")
+    texts = list(texts)
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{name}: want texts, got {shown(text)}")
@@ -35,6 +36,7 @@ def check_texts(name: str, texts: Iterable[str]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise InputError(f"{name}: want text in UTF-8, got {text!r:.100}") from None
+    return texts
 
 
 def pad(encoded: Encoded) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from fastqt.integrations.huggingface.loading import (
 )
 from fastqt.nn.encoders import Encoder, check_batch
 from fastqt.nn.modes import evaluating
-from fastqt.nn.tokens import check_texts, pad
+from fastqt.nn.tokens import list_of_texts, pad
 
 Pooling = Literal["cls", "cls_before_pooler", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -177,7 +177,7 @@ class HuggingFaceEncoder(Encoder):
         if isinstance(sentences, str):
             one: NDArray[np.float32] = self.encode([sentences], normalize=normalize, batch_size=batch_size)[0]
             return one
-        check_texts("sentences", sentences)
+        sentences = list_of_texts("sentences", sentences)
         check_size("batch_size", batch_size)
 
         result = np.empty((len(sentences), self.embedding_dim), dtype=np.float32)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastqt.checks import check_size, shown
 from fastqt.errors import InputError, one_line
-from fastqt.nn.tokens import Encoded, check_texts
+from fastqt.nn.tokens import Encoded, list_of_texts
 
 # A tokenizer of transformers sets its library's truncation and padding before it encodes: two threads that do
 # so at the same time have each other's, or an error.
@@ -70,12 +70,12 @@ class CheckpointVocabulary:
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Encodes sentences with special tokens, at most `max_length` tokens each."""
-        check_texts("sentences", sentences)
+        sentences = list_of_texts("sentences", sentences)
         rows: list[list[int]] = []
-        if len(sentences):  # which its tokenizer wants
+        if sentences:  # which its tokenizer wants
             with _TOKENIZING:
                 options = {"truncation": True, "max_length": self.max_length}
-                rows = self.tokenizer(list(sentences), **options)["input_ids"]
+                rows = self.tokenizer(sentences, **options)["input_ids"]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
         return Encoded(ids, lengths)

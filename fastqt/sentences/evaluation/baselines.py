@@ -13,7 +13,7 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
 from fastqt.errors import InputError
-from fastqt.nn.tokens import check_texts
+from fastqt.nn.tokens import list_of_texts
 from fastqt.options import Device
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.text.vectors import WordRows, read_counts, read_vectors
@@ -73,7 +73,7 @@ class WordVectors:
         if isinstance(texts, str):
             one: NDArray[np.float32] = self([texts])[0]
             return one
-        check_texts("texts", texts)
+        texts = list_of_texts("texts", texts)
         find = self.rows.find
         rows = [[row for token in tokens(text) if (row := find(token)) >= 0] for text in texts]
         sizes = np.array([len(row) for row in rows], dtype=np.int64)
@@ -140,7 +140,7 @@ class SIF(WordVectors):
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Encodes n sentences and removes their first component; returns (n, d) float32."""
-        check_texts("texts", texts)
+        texts = list_of_texts("texts", texts)
         return remove_component(self(texts))
 
 

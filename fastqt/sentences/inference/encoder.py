@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.nn.tokens import check_texts
+from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_model, load_model, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
@@ -83,7 +83,7 @@ class SentenceEncoder:
         if isinstance(sentences, str):
             one: NDArray[np.float32] = self.encode([sentences], normalize=normalize, side=side)[0]
             return one
-        check_texts("sentences", sentences)
+        sentences = list_of_texts("sentences", sentences)
         prompt = self.prompts.query if side == "query" else self.prompts.document
         ids, lengths = self.vocabulary.encode([prompt + text for text in sentences] if prompt else sentences)
         starts = np.cumsum(lengths) - lengths

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
-from fastqt.nn.tokens import check_texts
+from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.checks import check_sentence
 from fastqt.sentences.inference.encoder import SentenceEncoder, Side
@@ -48,6 +48,7 @@ def nearest(
 
     Raises:
         InputError: k < 1, a query is blank or not UTF-8, or the corpus cannot be read or is empty.
+        TypeError: one query in place of a list.
 
     Example:
         >>> from fastqt.sentences.evaluation import nearest
@@ -112,12 +113,12 @@ def check_k(k: int) -> None:
 def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
     """The vectors of queries, (Q, D) at norm 1; k and the queries are checked."""
     check_k(k)
-    check_texts("query", queries)
+    queries = list_of_texts("query", queries)
     if not queries:
         raise InputError("query: want at least one sentence, got none")
     for query in queries:
         check_sentence("query", query)
-    return normalized(encoder, list(queries), "query")
+    return normalized(encoder, queries, "query")
 
 
 def normalized(encoder: SentenceEncoder, sentences: list[str], side: Side) -> Tensor:

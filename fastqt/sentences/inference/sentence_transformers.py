@@ -14,7 +14,7 @@ from sentence_transformers.base.modules.input_module import InputModule
 from torch import Tensor, nn
 
 from fastqt.errors import InputError
-from fastqt.nn.tokens import check_texts
+from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.halves import halves_of, vectors_of
 from fastqt.sentences.inference.texts import tokens_of
@@ -57,7 +57,7 @@ class FastqtEncoder(InputModule):
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Tensor | Any]:
         """Token ids (B, L) of B texts, and which of them are no padding; none is of a blank text."""
-        check_texts("inputs", inputs)
+        inputs = list_of_texts("inputs", inputs)
         tokens, lengths = tokens_of(self.vocabulary, inputs, prompt or "")
         valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
         return {"input_ids": tokens, "attention_mask": valid.long()}

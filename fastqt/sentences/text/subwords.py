@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fastqt.errors import InputError, one_line
-from fastqt.nn.tokens import Encoded, check_texts
+from fastqt.nn.tokens import Encoded, list_of_texts
 from fastqt.sentences.json_text import field, has_type, read_object
 from fastqt.sentences.text.patterns import ends_soon
 from fastqt.sentences.text.vocabulary import LARGEST_FILE, Unknown
@@ -166,10 +166,10 @@ class TokenizerVocabulary:
         Each sentence gets at most `max_length` ids. A sentence without any gets `filler`, so that none is
         empty.
         """
-        check_texts("sentences", sentences)
+        sentences = list_of_texts("sentences", sentences)
         with _errors_in_words():
             encodings = self.tokenizer.encode_batch_fast(
-                list(sentences), add_special_tokens=self.special_tokens == "add"
+                sentences, add_special_tokens=self.special_tokens == "add"
             )
         rows: list[list[int]] = [encoding.ids for encoding in encodings]
         if self.unknown == "drop":

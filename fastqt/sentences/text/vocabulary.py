@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from fastqt.checks import shown
 from fastqt.errors import InputError, one_line
-from fastqt.nn.tokens import Encoded, check_texts
+from fastqt.nn.tokens import Encoded, list_of_texts
 from fastqt.sentences.json_text import field, has_type, read_object
 
 UNKNOWN = "<unk>"
@@ -154,7 +154,7 @@ class Vocabulary:
         Each sentence gets at most `max_length` ids. A sentence without any gets `<unk>`, so that none is
         empty.
         """
-        check_texts("sentences", sentences)
+        sentences = list_of_texts("sentences", sentences)
         lines = [sentence.split() for sentence in sentences]
         rows = self._ids_of_chunks([*chain.from_iterable(lines)])
         counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))

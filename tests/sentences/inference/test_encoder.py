@@ -15,6 +15,7 @@ def test_one_text_has_one_vector_and_no_text_none(encoder):
     for text, vector in zip(["place3", "place2 topic7word0"], vectors, strict=True):
         np.testing.assert_allclose(encoder.encode(text), vector, atol=1e-6)
     assert encoder.encode([]).shape == (0, encoder.model.embedding_dim)
+    assert np.array_equal(encoder.encode(iter(["place3", "place2 topic7word0"])), vectors)
     words = WordVectors(["good", "film"], np.eye(2))
     assert words("A good film").tolist() == [0.5, 0.5]
     assert words([]).shape == (0, 2)
