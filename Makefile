@@ -41,7 +41,7 @@ bench: .venv/built
 		--ignore benchmarks/bench_peak.py \
 		--ignore benchmarks/bench_maxsim.py --ignore benchmarks/bench_false_negatives.py \
 		--ignore benchmarks/bench_distributed.py
-	$(BIN)/python -m benchmarks.measure.render
+	$(BIN)/python -m benchmarks.render
 
 # Every loss on Triton's kernels, executed from their PTX for two GPUs: in lockstep, with each warp alone, and in so
 # many random orders. It fails where anything is reported. It takes hours of one processor. The losses in which thread

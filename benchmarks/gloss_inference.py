@@ -1,7 +1,7 @@
 """GLOSS's inference in several ways: what each costs and finds, and whether batches change vectors.
 
     python -m benchmarks.gloss_inference ../shared/data/corpus/valid.txt.xz    # ten minutes
-    python -m benchmarks.measure.render
+    python -m benchmarks.render
 
 It trains both decoders on the first sentences of the text, and infers others of it: all in one batch, and
 some alone. "batch" shapes are those that a plain implementation has, of as many sentences and positions as

@@ -3,7 +3,7 @@
 python -m benchmarks.papers                 # lists the tables, and how many of their runs are stored
 python -m benchmarks.papers blog            # makes the runs of a table that are not stored yet
 python -m benchmarks.papers few-labels      # makes the parts of a figure that are not stored yet
-python -m benchmarks.measure.render         # writes docs/papers.md from what is stored
+python -m benchmarks.render         # writes docs/papers.md from what is stored
 
 A run that was stopped goes on from its last checkpoint, in a folder under --work. Each training takes one
 thread. The files of --data are those that docs/papers.md names.

@@ -1,7 +1,7 @@
 """Sentences that GLOSS generates, and how many of their pairs of neighbouring words occur in real text.
 
 python -m benchmarks.papers.gloss_samples           # trains what is not stored yet, and stores the samples
-python -m benchmarks.measure.render                 # writes docs/papers.md from what is stored
+python -m benchmarks.render                 # writes docs/papers.md from what is stored
 
 The decoder by position learns short sentences of the novels. Sentences are then generated at latent vectors
 between two sentences, and at random ones. All of them are drawn with a fixed seed, and none is chosen.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.measure import quiet
 from benchmarks.measure.quiet import Watch
-from benchmarks.measure.render import quiet_run
+from benchmarks.render import quiet_run
 
 
 def watched(monkeypatch, rates=(1e11, 0.95e11), load=1.0, ticks=((1000, 0), (3000, 10))):

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import conftest
 from benchmarks.measure import run_tables
-from benchmarks.measure.render import PAGES, newest_run
 from benchmarks.paths import ROOT
+from benchmarks.render import PAGES, newest_run
 
 # Tables of runs that are stored on their own.
 OWN_RUNS = {"logistic", "distributed", "torch engine", "matryoshka", "margin", "peak"}

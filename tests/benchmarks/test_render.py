@@ -2,14 +2,14 @@
 
 import pytest
 
-from benchmarks.measure.render import PAGES, rendered, rows_of, stored_logistic
+from benchmarks.render import PAGES, rendered, rows_of, stored_logistic
 from fastqt.sentences.evaluation import logistic
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_show_stored_runs(page):
     text = page.read_text()
-    assert rendered(text) == text, "run `python -m benchmarks.measure.render`"
+    assert rendered(text) == text, "run `python -m benchmarks.render`"
 
 
 def test_docstring_has_the_ratios_of_the_stored_run():

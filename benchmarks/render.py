@@ -1,6 +1,6 @@
 """Renders the tables and the plot of README and docs from stored runs, so that no figure is typed by hand.
 
-python -m benchmarks.measure.render    # writes PAGES, the plots and the curves of the papers
+python -m benchmarks.render    # writes PAGES, the plots and the curves of the papers
 """
 
 from __future__ import annotations
