@@ -20,8 +20,6 @@ ROWS_AT_ONCE = 8  # rows of a program that adds up the sums of tiles
 TILES_AT_ONCE = 64  # of a row, whose sums it adds up; not as many as there are, which would be compiled for
 WARP = 64 if AMD else 32  # threads; the most that any of a vendor's GPUs has
 
-DESCRIBED_BYTES = 2**40  # a row stride must be less where a tensor descriptor says where a matrix lies
-
 _COMPUTE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _HERE = contextlib.nullcontext()
 

@@ -131,11 +131,7 @@ def loss_rows_kernel(
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
             e = tl.exp(-tl.abs(x))
-            # log(1 + e) = 2 atanh(e / (2 + e)), which keeps the digits of a small e.
-            z = e / (2.0 + e)
-            u = z * z
-            series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
-            softplus = tl.where(x > 0, x, 0.0) + 2.0 * (z + z * series)
+            softplus = tl.where(x > 0, x, 0.0) + log1p(e)
             total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
 
             if gradients is not None:

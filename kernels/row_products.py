@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastqt.kernels.addresses import elements_at_once, far, strides_of_64_bits
 from fastqt.kernels.cells import LOG2_E, RowState
 from fastqt.kernels.launch import block, cdiv, compute_dtype, on_device, precision
 from fastqt.kernels.plan import planned
@@ -20,8 +21,7 @@ from fastqt.kernels.scores.exclusions import (
     exclude_groups_and_mask,
     load_row_targets,
 )
-from fastqt.kernels.scores.launch import elements_at_once, far
-from fastqt.kernels.scores.mainloop import score_tile, strides_of_64_bits
+from fastqt.kernels.scores.mainloop import score_tile
 from fastqt.kernels.scores.tile import Tile
 from fastqt.kernels.tf32 import rounded_to_tf32
 

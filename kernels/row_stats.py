@@ -14,14 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastqt.kernels.addresses import elements_at_once, far, strides_of_64_bits
 from fastqt.kernels.cells import LOG2_E, ExactCells, RowState
 from fastqt.kernels.launch import TILES_AT_ONCE, cdiv, compute_dtype, multiprocessors, on_device, precision
 from fastqt.kernels.plan import planned
 from fastqt.kernels.repair import combine_tiles, exponentials_of_block, rescale_block
 from fastqt.kernels.row_sums import conclude_rows, sum_tiles
 from fastqt.kernels.scores.exclusions import load_row_targets
-from fastqt.kernels.scores.launch import elements_at_once, far
-from fastqt.kernels.scores.mainloop import strides_of_64_bits
 from fastqt.kernels.scores.tile import Tile, column_tiles, row_tiles
 from fastqt.kernels.tuning import REPAIR
 

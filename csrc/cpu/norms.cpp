@@ -11,9 +11,6 @@
 namespace fastqt {
 namespace {
 
-// As in torch.nn.functional.normalize: the norm of a shorter row counts as this.
-constexpr double kLeastNorm = 1e-12;
-
 // Products of two rows of this norm, multiplied by the inverse of both, stay far from the ends of the dtype's range.
 template <class T>
 constexpr double kMostNorm = sizeof(T) == 8 ? 0x1p200 : 0x1p26;

@@ -12,6 +12,9 @@
 
 namespace fastqt {
 
+// As in torch.nn.functional.normalize: the norm of a shorter row counts as this.
+constexpr double kLeastNorm = 1e-12;
+
 template <class S>
 class UnitRows {
  public:

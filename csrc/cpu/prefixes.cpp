@@ -25,6 +25,7 @@
 #include "cpu/checks.h"
 #include "cpu/dtypes.h"
 #include "cpu/matrix.h"
+#include "cpu/norms.h"
 #include "cpu/own_products.h"
 #include "cpu/parallel.h"
 #include "cpu/problem.h"
@@ -34,8 +35,6 @@
 
 namespace fastqt {
 namespace {
-
-constexpr double kLeastNorm = 1e-12;  // as in torch.nn.functional.normalize
 
 // What is known of one prefix.
 template <class T>

@@ -7,8 +7,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fastqt.devices import properties, shared_bytes
+from fastqt.kernels.addresses import elements_at_once, far, has_descriptor
 from fastqt.kernels.launch import (
-    DESCRIBED_BYTES,
     INTERPRETED,
     Config,
     compute_dtype,
@@ -112,26 +112,6 @@ def max_scores(
     _launch(tile, queries, scale, config, ROW_MAX, {"tile_row_sums": tile_row_sums})
 
 
-def elements_at_once(queries: Tensor, *candidates: Tensor) -> int:
-    """How many elements are copied at a time: sixteen bytes where all rows begin at multiples of them.
-
-    Else these are single elements, with an address each, of which a program can hold only so many.
-    """
-    unit = 16 // queries.element_size()
-    rows = (queries.shape[1], queries.stride(0), *[matrix.stride(0) for matrix in candidates])
-    return 1 if any(n % unit for n in rows) else unit
-
-
-def far(*tiles: tuple[Tensor | None, int, int]) -> bool:
-    """Whether some offset within a tile of a matrix, of so many rows and columns, does not fit 32 bits.
-
-    Code for such matrices takes more registers, so that others have code of their own.
-    """
-    return any(
-        x is not None and rows * x.stride(0) + columns * x.stride(1) >= 2**31 for x, rows, columns in tiles
-    )
-
-
 def _launch(
     tile: Tile,
     queries: Tensor,
@@ -146,7 +126,7 @@ def _launch(
     step = config.width if unit > 1 else 16
 
     matrices: tuple[Tensor | TensorDescriptor, ...] = queries, tile.candidates
-    descriptors = config.descriptors and unit > 1 and all(map(_has_descriptor, (queries, tile.candidates)))
+    descriptors = config.descriptors and unit > 1 and all(map(has_descriptor, (queries, tile.candidates)))
     if descriptors:
         matrices = (
             TensorDescriptor.from_tensor(queries, [config.rows, step]),
@@ -216,9 +196,3 @@ def resident_programs(queries: Tensor, tiles: int, config: Config, step: int) ->
     gpu = properties(queries.device)
     resident = max(shared_bytes(gpu) // (config.stages * stage), 1)
     return min(tiles, resident * gpu.multi_processor_count)
-
-
-def _has_descriptor(x: Tensor) -> bool:
-    """Whether a tensor descriptor can say where a matrix lies whose row stride is of whole 16 bytes."""
-    expressible = x.shape[1] <= x.stride(0) < DESCRIBED_BYTES // x.element_size()
-    return x.stride(1) == 1 and expressible and x.data_ptr() % 16 == 0

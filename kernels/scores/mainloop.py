@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastqt.kernels.addresses import strides_of_64_bits
 from fastqt.kernels.cells import LOG2_E
 from fastqt.kernels.plan import planned
 from fastqt.kernels.scores.epilogues import (
@@ -51,13 +52,6 @@ def grouped_blocks(tile, blocks_n, blocks_m, GROUP_N: tl.constexpr):
     group_n = min(blocks_n - group * GROUP_N, GROUP_N)
     in_group = tile % (GROUP_N * blocks_m)
     return group * GROUP_N + in_group % group_n, in_group // group_n
-
-
-@triton.jit
-def strides_of_64_bits(strides):
-    """Strides whose products with offsets within a tile do not fit 32 bits."""
-    rows, columns = strides
-    return tl.cast(rows, tl.int64), tl.cast(columns, tl.int64)
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fastqt
+from fastqt.kernels.addresses import far, has_descriptor
 from fastqt.kernels.scores import Tile, exp_scores
-from fastqt.kernels.scores.launch import far
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tests.shared.tolerances import FLOAT32, relative
 
@@ -118,3 +118,9 @@ def test_a_sample_of_many_candidates_is_far_and_they_are_not():
     candidates = torch.empty(2**23, 1024, dtype=torch.bfloat16, device="meta")
     assert not far((candidates, 256, 64))
     assert far((candidates[:: 2**23 // 256], 128, 64))
+
+
+@pytest.mark.parametrize("apart", [2**39 - 8, 2**39])
+def test_no_descriptor_has_rows_a_terabyte_apart(apart):
+    x = torch.empty_strided((N, 768), (apart, 1), dtype=torch.bfloat16, device="meta")
+    assert has_descriptor(x) == (apart * 2 < 2**40)
