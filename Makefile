@@ -36,10 +36,10 @@ test-all: .venv/built
 RUN := benchmarks/results/$(shell uname -m)-$(shell getconf _NPROCESSORS_ONLN)-cores-$(shell date +%F).json
 bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks \
-		--ignore benchmarks/bench_logistic.py --ignore benchmarks/bench_index.py \
+		--ignore benchmarks/bench_logistic.py \
 		--ignore benchmarks/bench_torch_engine.py --ignore benchmarks/bench_matryoshka.py \
 		--ignore benchmarks/bench_peak.py \
-		--ignore benchmarks/bench_maxsim.py --ignore benchmarks/bench_false_negatives.py \
+		--ignore benchmarks/bench_false_negatives.py \
 		--ignore benchmarks/bench_distributed.py
 	$(BIN)/python -m benchmarks.render
 

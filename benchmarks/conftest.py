@@ -18,7 +18,7 @@ from benchmarks.measure.quiet import Watch
 from benchmarks.measure.run_tables import Run, machine, tables_of
 
 # What these measure beside fastqt is not installed with the extra `bench`.
-NEEDED = {"bench_logistic.py": "sklearn", "bench_index.py": "faiss"}
+NEEDED = {"bench_logistic.py": "sklearn"}
 collect_ignore = [name for name, package in NEEDED.items() if find_spec(package) is None]
 
 

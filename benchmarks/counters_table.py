@@ -1,4 +1,4 @@
-"""The table of what other libraries' kernels execute, from the counts of benchmarks.counters_peers."""
+"""The table of what other libraries' kernels execute beside ours, from counts that are stored."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def gloss_table() -> str:
 
 
 def gloss_inference_table() -> str:
-    """What each way of inference costs and finds, from `python -m benchmarks.gloss_inference`."""
+    """What each way of inference costs and finds, as it is stored."""
     rows = json.loads((RESULTS / "gloss-inference.json").read_text())["rows"]
     header = ("decoder", "inference", "steps", "shapes", "dtype", "seconds of a batch", "seconds of one")
     return table(

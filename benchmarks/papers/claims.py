@@ -7,8 +7,17 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.measure.tables import table
-from benchmarks.papers import few_labels, limited_text, mean_classifier
-from benchmarks.papers.pages import NOT_STORED, mean_of, of_task
+from benchmarks.papers.pages import (
+    FEW_LABELS_SIZES,
+    FEW_LABELS_SYSTEMS,
+    FEW_LABELS_TASKS,
+    LOSSES,
+    LOSSES_TASKS,
+    NOT_STORED,
+    curve,
+    mean_of,
+    of_task,
+)
 from benchmarks.papers.plans import SEEDS
 from benchmarks.papers.runs import CLASSIFICATION, STS
 from benchmarks.papers.store import stored
@@ -21,13 +30,13 @@ SHOWN = 0.05  # per cent: smaller gains are 0 in the tables
 def few_labels_needed() -> str:
     """With how many labels each encoder is as good as the untrained bag is with the most."""
     records = stored("few-labels")
-    most = few_labels.SIZES[-1]
-    systems = [system for system in few_labels.SYSTEMS if system != BASELINE]
+    most = FEW_LABELS_SIZES[-1]
+    systems = [system for system in FEW_LABELS_SYSTEMS if system != BASELINE]
     rows = []
-    for task in few_labels.TASKS:
+    for task in FEW_LABELS_TASKS:
         baseline = records.get(f"{task}, {BASELINE}")
         if baseline is not None:
-            wanted = few_labels.curve(baseline)[most][0]
+            wanted = curve(baseline)[most][0]
             needed = (_needed(records.get(f"{task}, {system}"), wanted) for system in systems)
             rows.append((task, f"{wanted:.1f}", *needed))
     if not rows:
@@ -38,13 +47,13 @@ def few_labels_needed() -> str:
 def _needed(record: Mapping[str, Any] | None, wanted: float) -> str:
     if record is None:
         return "–"
-    reached = (size for size, (accuracy, _) in few_labels.curve(record).items() if accuracy >= wanted)
+    reached = (size for size, (accuracy, _) in curve(record).items() if accuracy >= wanted)
     return next((f"{size:,}" for size in reached), "more")
 
 
 def more_text() -> str:
     """What ten times the text changes, over the seeds that have both shares."""
-    records = stored(limited_text.TABLE)
+    records = stored("limited-text")
     rows = []
     for less, more in ((1, 10), (10, 100)):
         for expanded in (False, True):
@@ -77,7 +86,7 @@ def mean_classifier_claims() -> str:
     """What training changes for the mean classifier, and how far it is behind logistic regression."""
     records = stored("mean-classifier")
     rows = []
-    for loss in mean_classifier.LOSSES:
+    for loss in LOSSES:
         for kind, shown in (("means", "means"), ("centred", "means, centred")):
             now, before = _of_tasks(records, loss, kind), _of_tasks(records, UNTRAINED, kind)
             if not now or not before:
@@ -107,10 +116,7 @@ def _of_tasks(records: Mapping[str, Mapping[str, Any]], loss: str, classifier: s
     by_seed = [record["tasks"] for record in named if record is not None]
     if not by_seed:
         return {}
-    return {
-        task: 100 * mean(tasks[task]["unit"][classifier] for tasks in by_seed)
-        for task in mean_classifier.TASKS
-    }
+    return {task: 100 * mean(tasks[task]["unit"][classifier] for tasks in by_seed) for task in LOSSES_TASKS}
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -8,8 +8,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.measure.tables import number, table
-from benchmarks.papers import gloss_samples
 from benchmarks.papers.plans import TABLES
+from benchmarks.papers.runs import STORED
 from benchmarks.papers.store import stored
 
 SUPERVISED, SIMILAR = ("CR", "TREC"), ("STS13", "STS15", "STSB")
@@ -137,7 +137,7 @@ def reproduced_table() -> str:
                 for share in ("right", "in_sentence")
             ),
         )
-        for name, record in gloss_samples.stored().items()
+        for name, record in stored("gloss-samples").items()
     ]
 
     header = (
@@ -165,7 +165,7 @@ OF_OTHERS = ("normal", "fitted normal")
 def phrases_table() -> str:
     """Word pairs and triples of real and of generated sentences."""
     rows = []
-    for name, record in gloss_samples.stored().items():
+    for name, record in stored("gloss-samples").items():
         real = record["real"] if name in WHOLE else {}
         made = record["made"] if name in WHOLE else {kind: record["made"][kind] for kind in OF_OTHERS}
         for kind, shares in real.items():
@@ -186,7 +186,7 @@ def _per_cent(*values: float) -> tuple[str, ...]:
 
 def inference_table() -> str:
     """Two ways to infer the unseen sentences of the decoder whose samples are shown."""
-    ways = gloss_samples.stored()[gloss_samples.SHOWN_SETTING.name]["inference"]
+    ways = stored("gloss-samples")[WHOLE[0]]["inference"]
     rows = [
         (
             f"{way['steps']}",
@@ -201,7 +201,7 @@ def inference_table() -> str:
 
 
 def samples_text() -> str:
-    return f"```\n{gloss_samples.TEXT.read_text().rstrip()}\n```"
+    return f"```\n{(STORED / 'gloss-samples.txt').read_text().rstrip()}\n```"
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

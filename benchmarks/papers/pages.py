@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.measure.tables import number, table
-from benchmarks.papers import few_labels, gloss_pages, limited_text, mean_classifier, neighbours
+from benchmarks.papers import gloss_pages
 from benchmarks.papers.plans import SEEDS, TABLES, VIEWS
 from benchmarks.papers.runs import CLASSIFICATION, STS, figure
 from benchmarks.papers.store import stored
@@ -15,6 +15,19 @@ from benchmarks.papers.store import stored
 Record = Mapping[str, Any]
 RANGE_OF_FOUR = 2.059  # the expected range of four draws from N(0, 1)
 NOT_STORED = "Not all runs of this table are stored yet."
+
+# Of studies whose results are stored, and whose scripts the history has.
+FEW_LABELS_TASKS, FEW_LABELS_SIZES = ("MR", "CR", "SUBJ"), (8, 32, 128, 512, 2048)
+FEW_LABELS_SYSTEMS = (
+    "mean of GloVe",
+    "bag of words before training",
+    "bag of words from GloVe",
+    "the bag with GloVe's words",
+    "mean of GloVe, the bag's words",
+)
+SHARES = (1, 3, 10, 30, 100)  # of the text, in per cent
+LOSSES = ("before training", "CURL, pairs", "CURL, blocks", "QuickThoughts")
+LOSSES_TASKS = ("MR", "CR", "SUBJ", "TREC")
 
 
 def of_task(record: Record, task: str) -> float:
@@ -231,32 +244,38 @@ def hours_table() -> str:
     return table(("model", "steps", "CPU minutes", *CLASSIFICATION, "mean"), rows)
 
 
+def curve(record: Record) -> dict[int, tuple[float, float]]:
+    """Mean and standard deviation of the draws for each number of labels, in per cent."""
+    return {
+        int(size): (100 * mean(values), 100 * stdev(values)) for size, values in record["accuracies"].items()
+    }
+
+
 def few_labels_table() -> str:
     """Accuracy over the number of labelled sentences, for each encoder."""
     records = stored("few-labels")
     rows = []
-    for task in few_labels.TASKS:
-        for system in few_labels.SYSTEMS:
+    for task in FEW_LABELS_TASKS:
+        for system in FEW_LABELS_SYSTEMS:
             record = records.get(f"{task}, {system}")
             if record is not None:
-                of_sizes = few_labels.curve(record).values()
+                of_sizes = curve(record).values()
                 rows.append(
                     (task, system, *(f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in of_sizes))
                 )
     if not rows:
         return NOT_STORED
-    return table(("task", "vectors", *(f"n = {size:,}" for size in few_labels.SIZES)), rows)
+    return table(("task", "vectors", *(f"n = {size:,}" for size in FEW_LABELS_SIZES)), rows)
 
 
 def limited_text_table(*, expanded: bool = False) -> str:
     """Figures over the share of the corpus, with the vocabulary of the share, or with GloVe's words added."""
-    records = stored(limited_text.TABLE)
+    records = stored("limited-text")
 
     rows = []
-    for share in limited_text.SHARES:
-        names = (
-            part.name for part in limited_text.plan() if (part.share, part.expanded) == (share, expanded)
-        )
+    for share in SHARES:
+        ending = " expanded" if expanded else ""
+        names = (f"{share}-seed{seed}{ending}" for seed in SEEDS)
         of_seeds = [records[name] for name in names if name in records]
 
         if of_seeds:
@@ -283,8 +302,8 @@ def mean_classifier_table(form: str = "unit") -> str:
     """
     records = stored("mean-classifier")
     rows = []
-    for task in mean_classifier.TASKS:
-        for loss in mean_classifier.LOSSES:
+    for task in LOSSES_TASKS:
+        for loss in LOSSES:
             named = (records.get(f"{loss}, seed {seed}") for seed in SEEDS)
             of_seeds = [r["tasks"][task][form] for r in named if r is not None and task in r["tasks"]]
             if of_seeds:
@@ -317,7 +336,14 @@ def curves(name: str, title: str) -> str:
 def neighbours_text() -> str:
     """The nearest sentences of each query, by both kinds of vectors."""
     records = stored("neighbours")
-    return neighbours.text(records) if len(records) == len(neighbours.SYSTEMS) else NOT_STORED
+    lines = []
+    for query in next(iter(records.values()))["neighbours"]:
+        lines.append(query)
+        for system, record in records.items():
+            lines.append(f"  {system}")
+            lines += [f"    {n['cosine']:.3f}  {n['sentence']}" for n in record["neighbours"][query]]
+        lines.append("")
+    return "\n".join(["```", *lines[:-1], "```"])
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -128,7 +128,7 @@ def _views(
         for name in losses:
             planned[f"{name}-seed{seed}"] = {**shared, **VIEWS[name], "seed": seed}
     common = {"corpus": ("@data/corpus/valid.txt.xz",), "tasks": (*STS, "SICK", "ALIGN")}
-    return [Run(name, options, **common, keep_vectors=True) for name, options in planned.items()]
+    return [Run(name, options, **common) for name, options in planned.items()]
 
 
 RECURRENT: dict[str, Options] = {

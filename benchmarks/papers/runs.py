@@ -36,11 +36,6 @@ class Places:
     data: Path
     work: Path
 
-    @property
-    def vectors(self) -> Path:
-        """Where the vectors of runs are kept, by the digests of their models."""
-        return self.work / "vectors"
-
     def resolve(self, value: object) -> str:
         """An option's value, with what it names in place of the name."""
         text = str(value)
@@ -83,7 +78,6 @@ class Run:
         folder: of the training, if several runs are stages of one training, from the fewest steps on.
         evaluate: further options of `fastqt evaluate`, such as {"inference-steps": 50}.
         words: vectors whose words `fastqt expand` adds to the vocabulary before the evaluation.
-        keep_vectors: whether the vectors of the tasks' sentences are kept under --work, for a study of them.
     """
 
     name: str
@@ -94,7 +88,6 @@ class Run:
     folder: str | None = None
     evaluate: Options = field(default_factory=dict)
     words: str | None = None
-    keep_vectors: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What decides the result; a stored run with other settings is made anew."""
@@ -138,7 +131,6 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
             "--json",
             str(evaluated),
             *(word for name, value in run.evaluate.items() for word in (f"--{name}", str(value))),
-            *(("--cache", str(places.vectors)) if run.keep_vectors else ()),
         ]
     )
 

@@ -4,7 +4,7 @@ A sentence's result has the same bits in every batch. Its initial vector depends
 words, and all matrix products have shapes that do not depend on the batch: sentences are taken in blocks of a
 fixed number, the last one padded, and a block of the decoder "pos" holds sentences of similar length, whose
 positions are padded to a multiple. Libraries for matrix products round in other ways where shapes differ, and
-hundreds of steps enlarge that. benchmarks/gloss_inference.py measures it.
+hundreds of steps enlarge that. docs/benchmarks.md has figures.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks.papers import claims, pages, store
-from benchmarks.papers.mean_classifier import TASKS
 from benchmarks.papers.runs import CLASSIFICATION, STS
 
 
@@ -47,7 +46,7 @@ def test_what_more_text_changes():
 def test_what_training_changes_for_the_mean_classifier():
     def record(means, logistic):
         of_form = {"means": means, "centred": 0.7, "logistic": logistic}
-        return {"tasks": {task: {"unit": of_form} for task in TASKS}}
+        return {"tasks": {task: {"unit": of_form} for task in pages.LOSSES_TASKS}}
 
     for seed, means in ((0, 0.5), (1, 0.6)):
         store.add("mean-classifier", f"before training, seed {seed}", record(means, 0.8))

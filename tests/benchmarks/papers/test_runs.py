@@ -101,17 +101,6 @@ def test_runs_whose_names_differ_after_a_dot_have_minutes_of_their_own(places, m
     assert kept == ["mix-0.1.minutes", "mix-0.2.minutes"]
 
 
-def test_vectors_are_kept_where_a_study_looks_for_them(places, monkeypatch):
-    asked = []
-    monkeypatch.setattr(runs, "fastqt_command", lambda words: asked.append(words))
-    for keep in (False, True):
-        with pytest.raises(FileNotFoundError):
-            perform("tried", Run("a", None, encoder="@work/a", keep_vectors=keep), places)
-    assert "--cache" not in asked[0]
-    assert asked[1][-2:] == ["--cache", str(places.vectors)]
-    assert Run("a", keep_vectors=True).settings() == Run("a").settings()
-
-
 def test_options_of_the_evaluation_are_settings_of_a_run():
     plain, other = Run("x"), Run("x", evaluate={"inference-steps": 7})
     assert "evaluate" not in plain.settings(), "runs that were stored before there were such options"
