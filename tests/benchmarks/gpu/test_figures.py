@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import figures, peers
-from benchmarks.gpu.shapes import LARGEST_GRAPHED, LOW_MEMORY, SHAPES, Shape
+from benchmarks.gpu.shapes import LOW_MEMORY, SHAPES, Shape
 from benchmarks.measure.timing import Clock, Effort, in_turns
 from benchmarks.predict import CONTESTANTS, predictions
 
@@ -111,9 +111,3 @@ def test_every_shape_of_a_prediction_is_measured_but_those_of_narrow_embeddings(
             continue
         if "low" not in contestant or shape in LOW_MEMORY:
             assert contestant in figures.fused_and_eager(shape)
-
-
-def test_graphs_reach_the_sizes_that_have_goals_in_them():
-    assert {Shape(16384, 16384, 1024), Shape(8192, 8192, 2400)} <= {
-        shape for shape in SHAPES if shape.N <= LARGEST_GRAPHED
-    }

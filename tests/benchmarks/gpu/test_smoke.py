@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.gpu.sections import NotTakenError, Options
-from benchmarks.gpu.smoke import losses, machine, products, scores, vendor
+from benchmarks.gpu.sections import Options
+from benchmarks.gpu.smoke import losses, products, scores, vendor
 from benchmarks.gpu.stages import SCORES, smoke
 from fastqt.engines import products as engine_products
 
@@ -22,24 +22,6 @@ def test_a_step_runs_to_its_end(section):
     failed = [record for record in records if record.get("ok") is False]
     assert records
     assert failed == []
-
-
-def test_what_needs_a_gpu_says_so():
-    (exact, repeated) = losses.one_launch(DRY)
-    for record in (exact, repeated):
-        assert record["ok"] is None
-        assert record["detail"].startswith("backend: 'cuda' is not available")
-
-
-def test_the_steps_are_those_that_a_first_contact_wants():
-    names = {record["name"] for record in products.products(DRY)}
-    assert len(names) == 2 * 2 * 5
-    assert {"bfloat16, beta=0, E·G", "float16, beta=1, Eᵀ·F on a slice", "bfloat16, beta=1, 1×M"} <= names
-    assert scores.SIZES == (512, 700, 768)
-    assert set(SCORES) == set(scores.LAUNCHES) == set(scores.EXPECTED)
-    assert vendor.HEIGHTS == (2304, 2816, 5632)
-    sizes = losses.problem(Options(), 1500, 1000)
-    assert (sizes.N, sizes.M, sizes.D) == (1500, 1500, 1000)
 
 
 @pytest.mark.parametrize("form", products.FORMS)
@@ -139,11 +121,6 @@ def test_a_step_that_sees_old_inputs_fails(verdict, monkeypatch):
     assert not verdict(asked, torch.float16, CPU, "triton").ok
 
 
-def test_the_side_streams_of_the_one_launch_kernel_need_a_gpu():
-    with pytest.raises(NotTakenError):
-        losses.streams_verdict(losses.problem(DRY, 0, 0), torch.float16, CPU, "cuda")
-
-
 def test_products_of_the_vendor_have_a_rate_and_kernels():
     found = list(vendor.vendor_products(DRY))
     assert len(found) == 3 * len(vendor.DRY_HEIGHTS)
@@ -152,27 +129,3 @@ def test_products_of_the_vendor_have_a_rate_and_kernels():
         assert record["spread"][0] <= record["seconds"] <= record["spread"][1]
         assert record["reason"] is None
         assert any("mm" in kernel["name"] for kernel in record["kernels"])
-
-
-def test_the_machine_is_told_even_if_nothing_can_be_asked(monkeypatch):
-    def broken(*_, **__):
-        raise OSError("no such thing")
-
-    for name in ("common_facts", "version_of", "gpu_state"):
-        monkeypatch.setattr(machine, name, broken)
-    monkeypatch.setattr(machine.metadata, "version", broken)
-    facts, *checks = machine.machine_facts(DRY)
-    assert (
-        facts["reason"] == facts["compilers"]["nvcc"].removeprefix("not known: ") == "OSError: no such thing"
-    )
-    assert [c["ok"] for c in checks if "imported" in c["name"]] == [True]
-
-
-def test_what_triton_needs_is_missed(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert machine.launcher() == (False, "missing: Python.h")
-    (tmp_path / "Python.h").touch()
-    assert machine.launcher().ok
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "Python.h" / "below"))
-    (record,) = [r for r in machine.machine_facts(DRY) if r.get("name") == "Triton's cache can be written"]
-    assert record["ok"] is False
