@@ -1,14 +1,33 @@
-"""Reads JSON that may be damaged: whatever is wrong with it becomes an InputError that names the file."""
+"""Writes JSON, which has no NaN, and reads JSON that may be damaged: an InputError names what is wrong."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from fastqt.errors import InputError, one_line
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON. Numbers that are NaN or infinite are null: with them it would be no JSON."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def null_is_nan(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures that `to_json` wrote, with NaN where it wrote null."""
+    return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def parse_object(text: str | bytes, source: str | os.PathLike[str]) -> dict[str, Any]:

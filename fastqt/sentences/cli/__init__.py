@@ -36,8 +36,9 @@ ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeErr
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line, by default that of this process, and returns the exit status.
 
-    It is 0, or 1 where `fastqt check` finds something wrong, or 2 after wrong input or where something could
-    not be read or written, or 128 plus the number of the signal that stopped the command.
+    It is 0, or 1 where `fastqt check` finds something wrong or a task of `fastqt evaluate` fails, or 2 after
+    wrong input or where something could not be read or written, or 128 plus the number of the signal that
+    stopped the command.
     """
     _prepare_streams()
     if sys.stdout is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,10 @@ def run(
     inference: Inference | None,
     **options: Any,
 ) -> int:
-    """Runs the command; its arguments are the options of the command line."""
+    """Runs the command; its arguments are the options of the command line.
+
+    Returns the exit status: 1 if a task has failed, whose reason is in the output and in the file of results.
+    """
     try:
         from fastqt.sentences import evaluation
         from fastqt.sentences.evaluation import evaluate, load_encoder  # what needs the extra
@@ -97,30 +101,39 @@ def run(
     if baseline and not Path(model).is_dir():
         raise InputError(f"baseline: want a directory that train wrote as MODEL, got {model}")
 
-    def results_of(name: str) -> tuple[evaluation.Results, str]:
+    about: dict[str, Any] = {"command": shlex.join(["fastqt", *sys.argv[1:]]), "model": model}
+    # A pipe is given the results once, at the end; a file after each task.
+    kept_on_the_way = json is not None and (Path(json).is_file() or not Path(json).exists())
+
+    def results_of(name: str, keep: Callable[[str, evaluation.Results], object]) -> evaluation.Results:
         encoder = load_encoder(name, device=device, raw=raw, seed=options["seed"], inference=inference)
-        results = evaluate(
+        return evaluate(
             encoder.encode,
             data,
             None if tasks is None else tasks.split(","),
             grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
             cache=None if cache is None else evaluation.Cache(Path(cache), encoder.key),
+            after_task=lambda results: keep(encoder.key, results),
             **options,
         )
-        return results, encoder.key
 
-    results, key = results_of(model)
-    about: dict[str, Any] = {"command": shlex.join(["fastqt", *sys.argv[1:]]), "model": model, "sha256": key}
-    beside = None
-    if baseline:
-        name = f"random:{model}"
-        beside, key = results_of(name)
-        about["baseline"] = {"model": name, "sha256": key, **asdict(beside)}
-    print(results.table(beside))
+    def keep(key: str, results: evaluation.Results) -> None:
+        about["sha256"] = key
+        if json is not None and kept_on_the_way:
+            results.save(Path(json), **about)
+
+    def keep_baseline(key: str, results: evaluation.Results) -> None:
+        about["baseline"] = {"model": f"random:{model}", "sha256": key, **asdict(results)}
+        if json is not None and kept_on_the_way:
+            of_model.save(Path(json), **about)
+
+    of_model = results_of(model, keep)
+    beside = results_of(f"random:{model}", keep_baseline) if baseline else None
+    print(of_model.table(beside), flush=True)
     if json is not None:
-        results.save(Path(json), **about)
+        of_model.save(Path(json), **about)
         _renew_card(Path(model), Path(json))
-    return 0
+    return 1 if of_model.failed or (beside is not None and beside.failed) else 0
 
 
 def _renew_card(run: Path, results: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -59,6 +60,13 @@ def split(labels: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.bool_]
     for fold, (_, rows) in enumerate(shuffled):
         tests[fold, rows] = True
     return tests
+
+
+def check_folds(labels: NDArray[np.int64], *, nested: bool, seed: int) -> None:
+    """Raises InputError where a cross-validation of these labels would, before there are any vectors."""
+    for test in split(labels, FOLDS, seed):
+        if nested:
+            split(labels[~test], FOLDS, seed)
 
 
 def nested_cross_validation(
@@ -201,7 +209,7 @@ def held_out_validated(
     for C, classifier in zip(grid, fit(_tensor(features), targets, all_rows, grid), strict=True):
         chosen = Chosen(classifier, C, 0.0)
         value = score(chosen.log_probs(validation))
-        if best is None or value > best.score:
+        if best is None or value > best.score or math.isnan(best.score):
             best = chosen._replace(score=value)
     assert best is not None  # because the grid is not empty
     return best
@@ -216,10 +224,15 @@ def accuracy(log_probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float
 
 
 def _hits(log_probs: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The chance (…, n) that a row of `log_probs`, (…, n, classes), gets its label, (n,)."""
+    """The chance (…, n) that a row of `log_probs`, (…, n, classes), gets its label, (n,).
+
+    A label that is no class of the training, but only of a test, is never got.
+    """
     best = log_probs.max(axis=-1, keepdims=True)
     likeliest = log_probs >= best - ROUNDING * np.finfo(np.float32).eps * np.abs(best)
-    return np.asarray(likeliest[..., np.arange(len(labels)), labels] / likeliest.sum(axis=-1).clip(1))
+    known = labels < log_probs.shape[-1]
+    hits = likeliest[..., np.arange(len(labels)), np.where(known, labels, 0)] & known
+    return np.asarray(hits / likeliest.sum(axis=-1).clip(1))
 
 
 def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.floating]:

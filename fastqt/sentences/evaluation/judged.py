@@ -39,6 +39,9 @@ class JudgedSet:
         """All texts of the set."""
         return chain(self.queries.values(), self.documents.values())
 
+    def check(self, options: object) -> None:
+        """Finds nothing wrong: `read_judged` has."""
+
     def search(self, vectors: Vectors) -> Found:
         """Compares the queries with all documents.
 

@@ -55,6 +55,9 @@ class PromptedTask:
     def texts(self) -> Iterable[str]:
         return (self.prompt + text for text in self.task.texts())
 
+    def check(self, options: Options) -> None:
+        self.task.check(options)
+
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         return self.task.evaluate(_PromptedVectors(vectors, self.prompt), options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ DECIMALS = 6
 
 
 class Correlation(NamedTuple):
-    """Correlation coefficients with the gold scores; 0 if one side is constant."""
+    """Correlation coefficients with the gold scores; NaN where `why_undefined` has a reason."""
 
     pearson: float
     spearman: float
@@ -57,9 +58,19 @@ def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Corre
         >>> round(found.pearson, 4), round(found.spearman, 4)
         (0.9608, 1.0)
     """
-    if np.ptp(scores) == 0 or np.ptp(gold) == 0:
-        return Correlation(0.0, 0.0)
+    if why_undefined(scores, gold):
+        return Correlation(math.nan, math.nan)
     return Correlation(float(stats.pearsonr(scores, gold)[0]), float(stats.spearmanr(scores, gold)[0]))
+
+
+def why_undefined(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> str:
+    """Why scores and gold scores, (n,) each, have no correlation, as a sentence; "" if they have one."""
+    if len(gold) < 2:
+        return f"A correlation wants at least 2 pairs; there {'is 1' if len(gold) else 'are 0'}."
+    for name, values in (("gold scores", gold), ("scores that the vectors give", scores)):
+        if np.ptp(values) == 0:
+            return f"All {name} are {values[0]:g}, and a constant has no correlation."
+    return ""
 
 
 class SubsetCorrelations(NamedTuple):
@@ -196,7 +207,7 @@ def alignment(u: NDArray[np.floating], v: NDArray[np.floating]) -> float:
         u, v: (n, d), the sides of the pairs.
 
     Returns:
-        A number from 0 to 4; lower is better.
+        A number from 0 to 4; lower is better. NaN without a pair.
 
     Example:
         >>> import numpy as np
@@ -206,7 +217,7 @@ def alignment(u: NDArray[np.floating], v: NDArray[np.floating]) -> float:
 
     Source: Wang and Isola (2020).
     """
-    return float(((_unit(u) - _unit(v)) ** 2).sum(axis=1).mean())
+    return float(((_unit(u) - _unit(v)) ** 2).sum(axis=1).mean()) if len(u) else math.nan
 
 
 def uniformity(vectors: NDArray[np.floating], t: float = 2.0) -> float:

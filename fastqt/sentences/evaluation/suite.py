@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
@@ -22,11 +22,19 @@ from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.classification import PAPER_GRID
 from fastqt.sentences.evaluation.prompts import PromptedEncode
-from fastqt.sentences.evaluation.tasks import Options, SSTTraining, read_tasks
+from fastqt.sentences.evaluation.tasks import Options, SSTTraining, Task, read_tasks, reason_of
 from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
+from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.files import write_atomically
 
-DETAILS = ("subsets", "folds", "C", "t", "sizes")  # stored in the JSON file, but not shown in the table
+DETAILS = (
+    "subsets",
+    "folds",
+    "C",
+    "t",
+    "sizes",
+    "undefined",
+)  # stored in the JSON file, but not shown in the table
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,14 @@ class Results:
     """The results of each task, and how they were obtained.
 
     Attributes:
-        tasks: the figures of each task, by their names.
+        tasks: the figures of each task, by their names. A figure that is not defined is NaN, and null in the
+            JSON file; beside it stands the reason, as "undefined".
         settings: the arguments of `evaluate` that figures depend on.
         seconds: how long the encoding took, and each task.
         sentences: the number of distinct sentences that were encoded.
         width: of a sentence vector.
+        failed: the tasks that could not be evaluated, with the reason of each.
+        unfinished: the tasks that are still to be evaluated, in results that were kept on the way.
 
     Example:
         >>> from fastqt.sentences.evaluation import WordVectors, evaluate
@@ -54,30 +65,53 @@ class Results:
     seconds: dict[str, float]  # for encoding, and for each task
     sentences: int  # number of distinct sentences with a vector
     width: int  # of a sentence vector
+    failed: dict[str, str] = field(default_factory=dict)
+    unfinished: tuple[str, ...] = ()
 
     def table(self, baseline: Results | None = None) -> str:
         """The results as text: each line has a task, the name of a figure and its value.
 
         A baseline, the results of the same tasks for another encoder, stands beside in a column of its own;
-        then the first line names the columns.
+        then the first line names the columns. Below the figures stands why some are not defined, and which
+        tasks have failed.
         """
-        rows = [
-            [task, name, f"{value:.4f}"]
-            for task, figures in self.tasks.items()
-            for name, value in _figures(figures)
+        columns = [
+            {(task, name): value for task, figures in each.tasks.items() for name, value in _figures(figures)}
+            for each in (self, baseline)
+            if each is not None
         ]
+        rows = [
+            [
+                *key,
+                *(
+                    "–" if math.isnan(column.get(key, math.nan)) else f"{column[key]:.4f}"
+                    for column in columns
+                ),
+            ]
+            for key in dict.fromkeys(chain.from_iterable(columns))
+        ]
+
         if baseline is not None:
-            others = (value for figures in baseline.tasks.values() for _, value in _figures(figures))
-            rows = [[*row, f"{value:.4f}"] for row, value in zip(rows, others, strict=True)]
             rows.insert(0, ["task", "figure", "model", "random"])
         sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
+        lines = [
             "  ".join(
                 f"{cell:<{size}}" if place < 2 else f"{cell:>{size}}"
                 for place, (cell, size) in enumerate(zip(row, sizes, strict=True))
             )
             for row in rows
+        ]
+        return "\n".join(
+            [*lines, *self._remarks(), *([] if baseline is None else baseline._remarks("random "))]
         )
+
+    def _remarks(self, whose: str = "") -> list[str]:
+        undefined = [
+            f"{whose}{task}: not defined. {reason}"
+            for task, figures in self.tasks.items()
+            for reason in dict.fromkeys(_reasons(figures))
+        ]
+        return undefined + [f"{whose}{task}: failed: {reason}" for task, reason in self.failed.items()]
 
     def save(self, path: Path, **about: Any) -> None:
         """Writes the results as JSON, with date, processor, versions of libraries, and further entries."""
@@ -95,7 +129,7 @@ class Results:
             },
         }
         try:
-            text = json.dumps({**run, **asdict(self)}, indent=2, allow_nan=False) + "\n"
+            text = to_json({**run, **asdict(self)}, indent=2) + "\n"
             write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
@@ -113,14 +147,18 @@ def evaluate(
     t: float = 2.0,
     cache: Cache | None = None,
     progress: bool = True,
+    after_task: Callable[[Results], object] | None = None,
 ) -> Results:
     """Evaluates sentence vectors by the protocols of the literature; see docs/evaluation.md.
+
+    A task that cannot be evaluated, for example because one of its files is damaged, does not keep the others
+    from it: its reason is in `Results.failed`.
 
     Args:
         encode: a function from a list of n sentences to an array (n, d). If it has an attribute `per_task`,
             that function is applied to the vectors (n, d) of the distinct sentences of each task.
         data: directory with one folder per task.
-        tasks: names such as MR or STSB; None means all tasks whose files exist.
+        tasks: names such as MR or STSB; None means all tasks of which there is a file.
         seed: seed of the folds.
         grid: values of C for logistic regression, ascending.
         sst: train SST2 on all labelled "phrases", or on whole "sentences" only.
@@ -128,13 +166,14 @@ def evaluate(
         t: the factor in the exponent of the uniformity.
         cache: where vectors are kept on disk.
         progress: show bars on a terminal, and lines on standard error where it is none.
+        after_task: called after each task with the results so far, so that they can be kept.
 
     Returns:
         The results of the tasks.
 
     Raises:
-        InputError: a file is missing or damaged, a task is unknown, an option is outside its range, or
-            `encode` does not return finite vectors (n, d).
+        InputError: no task can be evaluated, a task is unknown or has no file, an option is outside its
+            range, or `encode` does not return finite vectors (n, d).
 
     Example:
         >>> from fastqt.sentences.evaluation import WordVectors, evaluate
@@ -145,7 +184,12 @@ def evaluate(
     """
     options = Options(seed, tuple(grid), sst, tokenised, t)
     _check(options)
-    chosen = read_tasks(Path(data), tasks, options)
+    chosen, failed = read_tasks(Path(data), tasks, options)
+    if not chosen:
+        raise InputError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+    if progress:
+        for name, reason in failed.items():
+            say(f"{name} is left out: {reason}")
     if isinstance(encode, PromptedEncode):
         chosen = {name: encode.prompted(task) for name, task in chosen.items()}
         encode = encode.plain
@@ -153,30 +197,38 @@ def evaluate(
     start = time.perf_counter()
     texts = dict.fromkeys(chain.from_iterable(task.texts() for task in chosen.values()))
     vectors = embed(encode, texts, cache=cache, progress=progress)
-    seconds = {"encode": time.perf_counter() - start}
-    per_task = getattr(encode, "per_task", None)
+    results = Results({}, asdict(options), {}, len(texts), vectors.matrix.shape[1], failed, tuple(chosen))
+    results.seconds["encode"] = time.perf_counter() - start
 
-    figures = {}
     bar = tqdm(chosen.items(), unit="task", disable=None if progress else True)
-    for name, task in bar:
+    for number, (name, task) in enumerate(bar, start=1):
         bar.set_description(name)
         start = time.perf_counter()
-
-        task_vectors = vectors
-        if per_task is not None:
-            distinct = list(dict.fromkeys(task.texts()))
-            task_vectors = Vectors(distinct, per_task(vectors(distinct)))
-
         try:
-            figures[name] = task.evaluate(task_vectors, options)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from error
-        seconds[name] = time.perf_counter() - start
+            results.tasks[name] = task.evaluate(_vectors_of(task, vectors, encode), options)
+        except Exception as error:  # the results of the other tasks are kept, whatever it is
+            results.failed[name] = reason_of(error)
+        seconds = time.perf_counter() - start
+        results.seconds[name] = seconds
 
+        results = replace(results, unfinished=results.unfinished[1:])
+        if after_task is not None:
+            after_task(results)
         if progress:
-            say(f"{name}: {seconds[name]:.1f} s, {len(seconds) - 1} of {len(chosen)} tasks")
+            outcome = f"failed: {failed[name]}" if name in failed else f"{seconds:.1f} s"
+            say(f"{name}: {outcome}, {number} of {len(chosen)} tasks")
 
-    return Results(figures, asdict(options), seconds, len(texts), vectors.matrix.shape[1])
+    if not results.tasks:
+        raise InputError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+    return results
+
+
+def _vectors_of(task: Task, vectors: Vectors, encode: Encode) -> Vectors:
+    """The vectors of a task, to which the encoder's `per_task` was applied if it has one."""
+    if (per_task := getattr(encode, "per_task", None)) is None:
+        return vectors
+    distinct = list(dict.fromkeys(task.texts()))
+    return Vectors(distinct, per_task(vectors(distinct)))
 
 
 def _check(options: Options) -> None:
@@ -198,6 +250,15 @@ def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield from _figures(value, f"{prefix}{name} ")
         else:
             yield prefix + name, value
+
+
+def _reasons(figures: dict[str, Any]) -> Iterator[str]:
+    """Why figures are not defined; the reasons of subsets stand in that of their task."""
+    for name, value in figures.items():
+        if name == "undefined":
+            yield value
+        elif isinstance(value, dict) and name not in DETAILS:
+            yield from (f"{name}: {reason}" for reason in _reasons(value))
 
 
 def _processor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
-from fastqt.errors import InputError
+from fastqt.errors import InputError, one_line
 from fastqt.sentences.evaluation.classification import (
     PAPER_GRID,
     accuracy,
+    check_folds,
     cross_validated,
     held_out_validated,
     nested_cross_validation,
@@ -31,10 +33,12 @@ from fastqt.sentences.evaluation.similarity import (
     cosines,
     relatedness,
     uniformity,
+    why_undefined,
 )
 from fastqt.sentences.evaluation.vectors import Vectors
 
 SSTTraining: TypeAlias = Literal["phrases", "sentences"]
+RELATED_SCORES = 5  # those of SICK are from 1 to this
 POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
 
 
@@ -55,8 +59,21 @@ class Task(Protocol):
     def texts(self) -> Iterable[str]:
         """All sentences of the task."""
 
+    def check(self, options: Options) -> None:
+        """Raises InputError where the files cannot be evaluated, whatever the vectors are."""
+
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
-        """The results of the task by name, from the vectors of its sentences."""
+        """The results of the task by name, from the vectors of its sentences.
+
+        A figure that is not defined is NaN, and beside it stands the reason, a sentence called "undefined".
+        """
+
+
+class Unchecked:
+    """A task for which every file that can be read will do."""
+
+    def check(self, options: Options) -> None:
+        """Finds nothing wrong."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,10 @@ class CrossValidated:
 
     def texts(self) -> Iterable[str]:
         return self.examples.texts
+
+    def check(self, options: Options) -> None:
+        _, (labels,) = _class_numbers(self.examples)
+        check_folds(labels, nested=True, seed=options.seed)
 
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         _, (labels,) = _class_numbers(self.examples)
@@ -86,6 +107,10 @@ class TrainTest:
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.test.texts)
 
+    def check(self, options: Options) -> None:
+        _, (labels,) = _class_numbers(self.train)
+        check_folds(labels, nested=False, seed=options.seed)
+
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         _, (labels, test_labels) = _class_numbers(self.train, self.test)
         chosen = cross_validated(vectors(self.train.texts), labels, grid=options.grid, seed=options.seed)
@@ -103,6 +128,10 @@ class TrainDevTest:
 
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.dev.texts, self.test.texts)
+
+    def check(self, options: Options) -> None:
+        if (classes := len(np.unique(self.train.labels))) < 2:
+            raise InputError(f"labels: want at least two classes to train on, got {classes}")
 
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         classes, (labels, dev_labels, test_labels) = _class_numbers(self.train, self.dev, self.test)
@@ -127,6 +156,9 @@ class Paraphrase:
     def texts(self) -> Iterable[str]:
         return _texts(self.train, self.test)
 
+    def check(self, options: Options) -> None:
+        check_folds(self.train.gold.astype(np.int64), nested=False, seed=options.seed)
+
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         labels, test_labels = self.train.gold.astype(np.int64), self.test.gold.astype(np.int64)
         chosen = cross_validated(
@@ -136,16 +168,23 @@ class Paraphrase:
             seed=options.seed,
         )
         log_probs = chosen.log_probs(pair_features(vectors(self.test.first), vectors(self.test.second)))
-        return {
+
+        # Of equally likely classes the first one is taken, which is no paraphrase: F1 is no mean over pairs,
+        # of which each could count a share.
+        f1 = float(f1_score(test_labels, log_probs.argmax(axis=1), zero_division=np.nan))
+        figures = {
             "accuracy": accuracy(log_probs, test_labels),
-            "f1": float(f1_score(test_labels, log_probs.argmax(axis=1))),
+            "f1": f1,
             "cv_accuracy": chosen.score,
             "C": chosen.C,
         }
+        return _with_reason(
+            figures, "The test pairs hold no paraphrase, and none was found." if f1 != f1 else ""
+        )
 
 
 @dataclass(frozen=True)
-class Related:
+class Related(Unchecked):
     """SICK: predicts the relatedness of pairs, from 1 to 5."""
 
     train: Pairs
@@ -160,13 +199,14 @@ class Related:
             (vectors(part.first), vectors(part.second), part.gold)
             for part in (self.train, self.dev, self.test)
         ]
-        result = relatedness(*parts, grid=options.grid)._asdict()
-        del result["predictions"]
-        return result
+        figures = relatedness(*parts, grid=options.grid)._asdict()
+        reason = why_undefined(figures.pop("predictions"), self.test.gold)
+        on_dev = "C was chosen without a correlation on dev." if math.isnan(figures["dev_pearson"]) else ""
+        return _with_reason(figures, " ".join(filter(None, (reason, on_dev))))
 
 
 @dataclass(frozen=True)
-class Similar:
+class Similar(Unchecked):
     """STS12 to STS16 and STS-B: correlation of the cosines with the gold scores, without training."""
 
     parts: dict[str, Pairs]  # several parts are reported separately
@@ -182,19 +222,23 @@ class Similar:
     def _correlations(part: Pairs, vectors: Vectors) -> dict[str, Any]:
         scores = cosines(vectors(part.first), vectors(part.second))
         correlations = correlate_subsets(scores, part.gold, part.subset)
+        reason = why_undefined(scores, part.gold)
         if len(correlations.subsets) == 1:
-            return correlations.all._asdict()
-        return {
-            **{name: getattr(correlations, name)._asdict() for name in ("all", "mean", "wmean")},
-            "subsets": {
-                name: {**each._asdict(), "pairs": correlations.pairs[name]}
-                for name, each in correlations.subsets.items()
-            },
+            return _with_reason(correlations.all._asdict(), reason)
+
+        rows = {name: part.subset == name for name in correlations.subsets}
+        reasons = {name: why_undefined(scores[each], part.gold[each]) for name, each in rows.items()}
+        subsets = {
+            name: _with_reason({**each._asdict(), "pairs": correlations.pairs[name]}, reasons[name])
+            for name, each in correlations.subsets.items()
         }
+        figures = {name: getattr(correlations, name)._asdict() for name in ("all", "mean", "wmean")}
+        of_subsets = [f"{name}: {each}" for name, each in reasons.items() if each]
+        return _with_reason({**figures, "subsets": subsets}, " ".join(filter(None, (reason, *of_subsets))))
 
 
 @dataclass(frozen=True)
-class AlignedUniform:
+class AlignedUniform(Unchecked):
     """Alignment of the positive pairs and uniformity of all sentences in the development set of STS-B."""
 
     pairs: Pairs
@@ -205,11 +249,21 @@ class AlignedUniform:
     def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
         first, second = vectors(self.pairs.first), vectors(self.pairs.second)
         positive = self.pairs.gold > POSITIVE_SCORE
-        return {
+        figures = {
             "alignment": alignment(first[positive], second[positive]),
             "uniformity": uniformity(np.concatenate([first, second]), options.t),
             "t": options.t,
         }
+        reason = (
+            f"Alignment is that of pairs with a gold score above {POSITIVE_SCORE:g}; the highest one is "
+            f"{self.pairs.gold.max():g}."
+        )
+        return _with_reason(figures, "" if positive.any() else reason)
+
+
+def _with_reason(figures: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The figures, and why some of them are NaN, if some are."""
+    return {**figures, "undefined": reason} if reason else figures
 
 
 def _texts(*parts: Pairs) -> Iterable[str]:
@@ -228,13 +282,23 @@ def _read_sts(year: Path) -> Task:
     kept = (
         np.flatnonzero(pairs.subset != "SMT") if year.name.startswith("STS13") else np.arange(len(pairs.gold))
     )
+    if not len(kept):
+        raise InputError(f"{year}: want other pairs than those of SMT, which are left out, got none")
     first, second = ([column[row] for row in kept] for column in (pairs.first, pairs.second))
     return Similar({"test": Pairs(pairs.gold[kept], first, second, pairs.subset[kept])})
 
 
 _read_stsb = partial(read_pairs, gold=1, first=2)
-_read_mrpc = partial(read_pairs, gold=0, first=3)
-_read_sick = partial(read_pairs, gold=0, first=1)
+_read_sick = partial(read_pairs, gold=0, first=1, within=(1, RELATED_SCORES))
+
+
+def _read_mrpc(path: Path) -> Pairs:
+    pairs = read_pairs(path, gold=0, first=3, within=(0, 1))
+    if len(broken := np.flatnonzero(pairs.gold % 1)):
+        raise InputError(
+            f"{path}: line {broken[0] + 1}: want 0 or 1 in column 1, got {pairs.gold[broken[0]]:g}"
+        )
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -277,19 +341,22 @@ def sources(options: Options) -> dict[str, Source]:
     }
 
 
-def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dict[str, Task]:
-    """Reads tasks by name, each from a folder of the directory `data`; None means all whose files exist.
+def read_tasks(
+    data: Path, names: Sequence[str] | None, options: Options
+) -> tuple[dict[str, Task], dict[str, str]]:
+    """Reads tasks by name, each from a folder of the directory `data`; None means all that have a file there.
 
-    A folder with a corpus.jsonl is a retrieval set, whose name is the folder's. `data` itself may be one.
-    `options` decides which variant of a task's files is read.
+    Returns the tasks, and the reason of each one whose files are missing, damaged or of no use. A folder with
+    a corpus.jsonl is a retrieval set, whose name is the folder's. `data` itself may be one. `options` decides
+    which variant of a task's files is read.
     """
     if not data.is_dir():
         raise InputError(f"data: {data} is not a directory")
     all_sources = sources(options)
     available: dict[str, Callable[[], Task]] = {
-        name: partial(source.read, *paths)
+        name: partial(_read, data, source)
         for name, source in all_sources.items()
-        if (paths := find(data, *source.files))
+        if find(data, *source.files)
     }
     available |= {name: partial(read_judged, folder) for name, folder in judged_sets(data).items()}
     if not available:
@@ -306,4 +373,24 @@ def read_tasks(data: Path, names: Sequence[str] | None, options: Options) -> dic
         if name not in available:
             files = " and ".join(f"{file}.tsv.xz" for file in all_sources[name].files)
             raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(available)}")
-    return {name: available[name]() for name in chosen}
+
+    tasks, failed = {}, {}
+    for name in chosen:
+        try:
+            tasks[name] = available[name]()
+            tasks[name].check(options)
+        except Exception as error:  # whatever it is, the other tasks can be evaluated
+            tasks.pop(name, None)
+            failed[name] = reason_of(error)
+    return tasks, failed
+
+
+def reason_of(error: Exception) -> str:
+    """Why a task has failed, in words; an error that is not about its files has its kind in front."""
+    return one_line(error if isinstance(error, InputError) else f"{type(error).__name__}: {error}")
+
+
+def _read(data: Path, source: Source) -> Task:
+    if missing := [name for name in source.files if not find(data, name)]:
+        raise InputError(f"no such file: {' or '.join(f'{data / name}.tsv.xz' for name in missing)}")
+    return source.read(*find(data, *source.files))

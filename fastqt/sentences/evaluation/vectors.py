@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fastqt.errors import InputError
-from fastqt.sentences.json_text import parse
+from fastqt.sentences.json_text import parse, to_json
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.text.npz import Wanted, read_npz
 
@@ -132,7 +131,7 @@ def _load(cache: Cache) -> Vectors:
 
 def _save(cache: Cache, vectors: Vectors) -> None:
     cache.directory.mkdir(parents=True, exist_ok=True)
-    sentences = np.frombuffer(json.dumps(vectors.texts).encode(), dtype=np.uint8)
+    sentences = np.frombuffer(to_json(vectors.texts).encode(), dtype=np.uint8)
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:

@@ -17,7 +17,7 @@ import torch
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import field, has_type, parse_object, read_object
+from fastqt.sentences.json_text import field, has_type, null_is_nan, parse_object, read_object
 from fastqt.sentences.runs.checkpoint import (
     CARD,
     CHECKPOINT,
@@ -177,7 +177,7 @@ def _figures(directory: Path, config: TrainConfig) -> list[str]:
     """The last figures of metrics.jsonl, or those of the step whose model was kept; none without reports."""
     path = directory / METRICS
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [parse_object(line, path) for line in text.splitlines()]
+    lines = [null_is_nan(parse_object(line, path)) for line in text.splitlines()]
     if not lines:
         return []
 
@@ -203,7 +203,12 @@ def _best(lines: list[dict[str, Any]], measure: str | None) -> dict[str, Any] | 
 
 
 def _is_figure(name: str, value: Any) -> bool:
-    return has_type(value, float) and name not in NO_FIGURES and not name.endswith(OF_THE_CLOCK)
+    return (
+        has_type(value, float)
+        and value == value
+        and name not in NO_FIGURES
+        and not name.endswith(OF_THE_CLOCK)
+    )
 
 
 def _results(directory: Path) -> list[tuple[str, str]]:

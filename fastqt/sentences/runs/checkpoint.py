@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import parse_object
+from fastqt.sentences.json_text import parse_object, to_json
 from fastqt.sentences.runs.config import FORMAT
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.runs.progress import Progress, parse_progress
@@ -65,7 +64,7 @@ def save_checkpoint(
             tensors[f"optimizer.{key}.{name}"] = value
     for rank, states in enumerate(generators or [generator_states()]):
         tensors |= {_generator_name(device, rank): state for device, state in states.items()}
-    save_tensors(path, tensors, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))})
+    save_tensors(path, tensors, {"format": str(FORMAT), "progress": to_json(asdict(progress))})
 
 
 def _generator_name(device: str, rank: int) -> str:

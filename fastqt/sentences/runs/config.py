@@ -5,14 +5,13 @@ They are declared in train_settings.py, and combinations.py says which of them g
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import read_object
+from fastqt.sentences.json_text import read_object, to_json
 from fastqt.sentences.runs.combinations import check_combination
 from fastqt.sentences.runs.optimiser_options import check_same_end
 from fastqt.sentences.runs.pairs_options import check_same_teacher
@@ -36,7 +35,7 @@ class TrainConfig(TrainSettings):
 
     def to_json(self) -> str:
         """The settings as the text of config.json."""
-        return json.dumps({"format": FORMAT, "fastqt": __version__, **asdict(self)}, indent=2) + "\n"
+        return to_json({"format": FORMAT, "fastqt": __version__, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import to_json
 
 if sys.platform == "win32":
     import msvcrt
@@ -85,7 +86,7 @@ def _is_still(path: Path, file: IO[str]) -> bool:
 
 def _name_holder(file: IO[str]) -> None:
     file.truncate(0)
-    file.write(json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
+    file.write(to_json({"pid": os.getpid(), "host": platform.node()}) + "\n")
     file.flush()
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import field, has_type, read_object
+from fastqt.sentences.json_text import field, has_type, read_object, to_json
 from fastqt.sentences.runs.config import FORMAT
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.text import Position, Span
@@ -50,7 +49,11 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     """Checks the values of a stored progress. Those of older versions lack the last fields."""
     values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
     values = {"cpu_seconds": 0.0, "loss_scale": 0.0, "steps_at_scale": 0, **values}
-    values = {"best_loss": math.inf, "since_best": 0, **values}
+    values = {"best_loss": None, "since_best": 0, **values}
+    # JSON has no infinity: null is what no validation has been better than yet.
+    for name, worst in (("best", -math.inf), ("best_loss", math.inf)):
+        if values.get(name, worst) is None:
+            values[name] = worst
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
 
@@ -129,7 +132,7 @@ def _position(values: Any, files: int, path: Path) -> Position | None:
 
 def save_finished(directory: Path, progress: Progress) -> None:
     """Writes the progress of a run that has ended, from which `--resume` knows that nothing is left to do."""
-    text = json.dumps({"format": FORMAT, "progress": asdict(progress)}) + "\n"
+    text = to_json({"format": FORMAT, "progress": asdict(progress)}) + "\n"
     write_atomically(directory / FINISHED, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 

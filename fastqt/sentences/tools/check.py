@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import platform
 import time
@@ -17,6 +16,7 @@ import torch
 from fastqt._version import __version__
 from fastqt.engines import report
 from fastqt.errors import InputError
+from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.tools import check_times
 from fastqt.sentences.tools.check_cases import CASES, QUICK_CASES
@@ -81,7 +81,7 @@ def run(
     for sentence in faults or [_all_right(checks)]:
         print(sentence)
     if out is not None:
-        text = json.dumps(_stored(checks, times, faults), indent=1, allow_nan=False) + "\n"
+        text = to_json(_stored(checks, times, faults), indent=1) + "\n"
         write_atomically(out, lambda path: Path(path).write_text(text, encoding="utf-8"))
         print(f"{out}: all results")
     return 1 if faults else 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import null_is_nan
 from fastqt.sentences.runs.checkpoint import CONFIG, EVALUATION, METRICS
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.files import write_atomically
@@ -81,7 +82,7 @@ class Run:
         config = TrainConfig.load(directory / CONFIG)
         try:
             text = (directory / METRICS).read_text(encoding="utf-8")
-            lines = [json.loads(line) for line in text.splitlines()]
+            lines = [json.loads(line, object_hook=null_is_nan) for line in text.splitlines()]
         except (FileNotFoundError, json.JSONDecodeError) as error:
             raise InputError(f"{directory / METRICS} cannot be read: {error}") from None
         if not lines:

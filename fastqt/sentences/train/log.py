@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from fastqt.errors import InputError
+from fastqt.sentences.json_text import to_json
 
 
 class MetricsLog:
@@ -30,8 +30,8 @@ class MetricsLog:
             raise
 
     def write(self, line: dict[str, float]) -> None:
-        """Appends one line and hands it to the operating system."""
-        self._file.write(json.dumps(line) + "\n")
+        """Appends one line and hands it to the operating system; what is NaN or infinite is null there."""
+        self._file.write(to_json(line) + "\n")
         self._file.flush()
 
     def sync(self) -> int:

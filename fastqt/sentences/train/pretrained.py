@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from fastqt.errors import InputError
+from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
@@ -70,7 +70,7 @@ def start_from_vectors(
     say(text)
     coverage |= {"width": config.word_dim, "scale": config.vectors_scale}
     files = {each.name: digest(each) for each in parts(path)}
-    return json.dumps({"vectors": path, "sha256": files, **coverage}, indent=2) + "\n"
+    return to_json({"vectors": path, "sha256": files, **coverage}, indent=2) + "\n"
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:

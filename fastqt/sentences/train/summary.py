@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fastqt.sentences.json_text import null_is_nan
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.optimiser_options import DEV_MEASURE
@@ -34,7 +35,7 @@ Line = Mapping[str, float]
 
 def value_in_words(name: str, value: float | None) -> str:
     """A figure of metrics.jsonl: shares in per cent, and a dash for one that there is not."""
-    if value is None:
+    if value is None or math.isnan(value):
         return "–"
     return f"{value:.2%}" if name.endswith(SHARES) else f"{value:.3f}"
 
@@ -134,7 +135,8 @@ def _worse_on_pairs(directory: Path) -> list[str]:
 
 
 def _lines(directory: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (directory / METRICS).read_text(encoding="utf-8").splitlines()]
+    text = (directory / METRICS).read_text(encoding="utf-8")
+    return [json.loads(line, object_hook=null_is_nan) for line in text.splitlines()]
 
 
 def _held_out(line: Line) -> bool:

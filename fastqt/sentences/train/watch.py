@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from fastqt.distributed.faults import ExchangeError
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.errors import OtherRankError
+from fastqt.sentences.json_text import to_json
 
 BEAT = 1.0  # seconds between two signs of life of a process
 STILL = 4.0  # seconds without a sign of life, once an exchange has failed, that make a process a dead one
@@ -171,7 +172,7 @@ class Watch:
 
     def _write(self, failure: Failure) -> None:
         """Writes a failure for the others to read, unless one is written already."""
-        self.store.compare_set(FAILED, "", json.dumps(failure))
+        self.store.compare_set(FAILED, "", to_json(failure))
 
     def _written(self) -> Failure | None:
         return Failure(*json.loads(self.store.get(FAILED))) if self.store.check([FAILED]) else None

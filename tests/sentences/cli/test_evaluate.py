@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +101,41 @@ def test_a_retrieval_set_is_a_task_like_others(model, planted, tmp_path, capsys)
     message = error_line(capsys, "evaluate", model, "--data", tmp_path / "data", "--tasks", "plants")
     assert message.startswith("tasks: want some of MR, ")
     assert message.endswith("planted, got 'plants'")
+
+
+def test_a_task_that_fails_costs_no_other_its_results(model, reviews, tmp_path, capsys):
+    """It is named with its reason in the output and in the file, and the exit status is 1."""
+    (Path(reviews) / "STSB").mkdir()
+    (Path(reviews) / "STSB" / "dev.tsv").write_text("g\t0.5\tplace1\tplace2\ng\t0.25\tplace1\tplace3\n")
+    out = tmp_path / "out.json"
+    for baseline in ([], ["--baseline"]):
+        assert main(["evaluate", model, "--data", reviews, "--json", str(out), *baseline]) == 1
+        shown, told = capsys.readouterr()
+        reason = f"no such file: {reviews}/STSB/test.tsv.xz"
+        assert told.startswith(f"STSB is left out: {reason}\n")
+        stored = json.loads(out.read_text(), parse_constant=pytest.fail)
+        assert stored["failed"] == {"STSB": reason}
+        assert stored["unfinished"] == []
+        assert stored["tasks"]["ALIGN"]["alignment"] is None
+        undefined = f"ALIGN: not defined. {stored['tasks']['ALIGN']['undefined']}"
+        remarks = [undefined, f"STSB: failed: {reason}"]
+        assert shown.splitlines()[-2 * (1 + len(baseline)) :] == [
+            *remarks,
+            *(f"random {remark}" for remark in remarks if baseline),
+        ]
+
+
+def test_what_was_evaluated_is_kept_where_the_command_is_stopped(
+    model, reviews, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out.json"
+    replace = Path.replace
+
+    def stopped(self, target):  # after the first task
+        replace(self, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    assert main(["evaluate", model, "--data", reviews, "--json", str(out)]) == 130
+    stored = json.loads(out.read_text())
+    assert (list(stored["tasks"]), stored["unfinished"]) == (["MR"], ["STS12"])

@@ -58,7 +58,7 @@ def test_correlations_follow_their_definition():
     assert pearson == pytest.approx(np.corrcoef(x, y)[0, 1], rel=FLOAT64)
     ranks = [stats.rankdata(values) for values in (x, y)]
     assert spearman == pytest.approx(np.corrcoef(*ranks)[0, 1], rel=FLOAT64)
-    assert correlate(np.ones(50), y) == (0, 0)
+    assert np.isnan(correlate(np.ones(50), y)).all()
 
 
 def test_aggregates_by_hand():

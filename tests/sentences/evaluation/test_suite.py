@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import random
+import re
 
 import numpy as np
 import pytest
@@ -205,10 +206,12 @@ def test_results_as_table_and_file(data, tmp_path):
 def test_missing_tasks_are_named(data, tmp_path):
     (data / "MR" / "all.tsv.xz").unlink()
     (data / "TREC" / "test.tsv.xz").unlink()
-    assert not {"MR", "TREC"} & set(evaluate(BagOfWords(), data, grid=(1.0,)).tasks)
+    results = evaluate(BagOfWords(), data, grid=(1.0,))
+    assert not {"MR", "TREC"} & set(results.tasks)
+    assert results.failed == {"TREC": f"no such file: {data}/TREC/test.tsv.xz"}
     for task, message in (
-        ("MR", r"tasks: MR needs MR/all\.tsv\.xz in .*, which holds CR, SUBJ, MPQA, MRPC, "),
-        ("TREC", r"tasks: TREC needs TREC/train\.tsv\.xz and TREC/test\.tsv\.xz in "),
+        ("MR", r"tasks: MR needs MR/all\.tsv\.xz in .*, which holds CR, SUBJ, MPQA, TREC, MRPC, "),
+        ("TREC", r"TREC: no such file: .*TREC/test\.tsv\.xz"),
         ("IMDB", "tasks: want some of MR, CR, .*, got 'IMDB'"),
     ):
         with pytest.raises(InputError, match=message):
@@ -234,10 +237,121 @@ def test_other_suffixes_and_damaged_files(data, suffix):
         with opener(path, "wb") as file:
             file.write(text)
         if message is None:
-            assert evaluate(BagOfWords(), data, ["STSB"]).tasks["STSB"]["dev"]["pearson"] == 0
+            assert np.isnan(evaluate(BagOfWords(), data, ["STSB"]).tasks["STSB"]["dev"]["pearson"])
         else:
             with pytest.raises(InputError, match=message):
                 evaluate(BagOfWords(), data, ["STSB"])
+
+
+def each(column, value):
+    """Puts a value into a column of all rows."""
+    return lambda rows: [[*row[:column], value, *row[column + 1 :]] for row in rows]
+
+
+def few_of_each(rows):
+    return [row for number, row in enumerate(rows) if sum(row[0] == other[0] for other in rows[:number]) < 3]
+
+
+CLASSES, FOLDS = "labels: want at least two classes to train on, got 1", "labels: want at least 10 examples"
+LONE, CONSTANT = "A correlation wants at least 2 pairs", "All gold scores are 3, and a constant has no"
+ALIGNED = "Alignment is that of pairs with a gold score above 4; the highest one is "
+UNCHOSEN, RANGE = "C was chosen without a correlation on dev", "line 1: want a score from 1 to 5 .*, got 7"
+OF_TWO = "line 1: want a score from 0 to 1 .*, got "
+# A file of a task, where its label or score and its first text are, and what comes of one line, of one class
+# or score, and of a 7 as the label or score: a failure, a figure that is not defined, or nothing.
+FILES = {
+    ("MR", "MR/all"): (0, 1, CLASSES, CLASSES, CLASSES),
+    ("MPQA", "MPQA/all"): (0, 1, CLASSES, CLASSES, CLASSES),
+    ("TREC", "TREC/train"): (0, 2, CLASSES, CLASSES, CLASSES),
+    ("SST2", "SST2/phrases.train"): (0, 1, CLASSES, CLASSES, CLASSES),
+    ("SST2", "SST2/phrases.test"): (0, 1, None, None, None),
+    ("MRPC", "MRPC/train"): (0, 3, CLASSES, OF_TWO + "3", OF_TWO + "7"),
+    ("SICK", "SICK/train"): (0, 1, UNCHOSEN, None, RANGE),
+    ("SICK", "SICK/dev"): (0, 1, UNCHOSEN, UNCHOSEN, RANGE),
+    ("SICK", "SICK/test"): (0, 1, LONE, CONSTANT, RANGE),
+    ("STS12", "STS/STS12"): (1, 2, LONE, CONSTANT, "All gold scores are 7"),
+    ("STSB", "STSB/test"): (1, 2, LONE, CONSTANT, "All gold scores are 7"),
+    ("ALIGN", "STSB/dev"): (1, 2, ALIGNED, ALIGNED + "3", None),
+}
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "one line", "one value", "out of range", "blank", "few"]
+)
+@pytest.mark.parametrize(("task", "name"), FILES)
+def test_a_damaged_file_costs_no_other_task_its_results(data, tmp_path, task, name, damage):
+    label, text, lone, constant, beyond = FILES[task, name]
+    path = data / f"{name}.tsv.xz"
+    with lzma.open(path, "rt") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    of_folds = {CLASSES: None if task == "SST2" else FOLDS, ALIGNED: ALIGNED}.get(lone)
+    change, outcome = {
+        "missing": (None, "no such file: .*" + name),
+        "empty": (lambda rows: [], "is empty"),
+        "one line": (lambda rows: rows[:1], lone),
+        "one value": (each(label, "3"), constant),
+        "out of range": (each(label, "7"), beyond),
+        "blank": (each(text, " "), f"line 1: want a text in column {text + 1}, got none"),
+        "few": (few_of_each, of_folds),
+    }[damage]
+    if change is None:
+        if name.endswith("all") or task in ("STS12", "ALIGN"):
+            return  # test_missing_tasks_are_named
+        path.unlink()
+    else:
+        write(path, change(rows))
+
+    kept = []
+    results = evaluate(BagOfWords(), data, [task, "STS14"], grid=(1.0,), after_task=kept.append)
+    assert set(results.failed) | set(results.tasks) == {task, "STS14"}
+    assert results.tasks["STS14"]["all"]["spearman"] > 0.99
+    reason = results.failed.get(task) or json.dumps(results.tasks[task])
+    assert outcome is None or re.search(outcome, reason), reason
+    if outcome is None:
+        assert task in results.tasks
+        assert "undefined" not in reason
+    told = results.table()
+    assert results.failed.get(task, "") in told
+
+    results.save(tmp_path / "out.json")
+    stored = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
+    assert stored["failed"] == results.failed
+    assert ("null" in (tmp_path / "out.json").read_text()) == ("undefined" in reason)
+    assert kept[-1] == results
+
+
+def test_results_are_given_after_each_task_whatever_comes_of_it(data):
+    class Failing(BagOfWords):
+        def per_task(self, vectors):
+            if self.fails.pop(0):
+                raise ZeroDivisionError("of the encoder")
+            return vectors
+
+    encode, kept = Failing(), []
+    encode.fails = [False, True, False]
+    results = evaluate(encode, data, ["STS12", "STS14", "STSB"], after_task=kept.append)
+    assert results.failed == {"STS14": "ZeroDivisionError: of the encoder"}
+    assert [each.unfinished for each in kept] == [("STS14", "STSB"), ("STSB",), ()]
+    assert list(kept[-1].tasks) == ["STS12", "STSB"]
+    assert results.table().endswith("\nSTS14: failed: ZeroDivisionError: of the encoder")
+    encode.fails = [True]
+    with pytest.raises(InputError, match="STS12: ZeroDivisionError: of the encoder"):
+        evaluate(encode, data, ["STS12"])
+
+
+def test_subsets_without_a_correlation_are_told(data):
+    rows = [(name, score, "word1 word2", f"word1 word{score}") for name in "ab" for score in (2, 3, 4)]
+    write(
+        data / "STS" / "STS13.tsv.xz",
+        [*rows, ("c", 1, "word1", "word1"), *(("SMT", *row[1:]) for row in rows)],
+    )
+    results = evaluate(BagOfWords(), data, ["STS13"])
+    assert "STS13: not defined. c: A correlation wants at least 2 pairs; there is 1." in results.table()
+    assert np.isnan(results.tasks["STS13"]["mean"]["pearson"])
+    assert results.tasks["STS13"]["all"]["pearson"] == results.tasks["STS13"]["all"]["pearson"]
+    write(data / "STS" / "STS13.tsv.xz", [("SMT", *row[1:]) for row in rows])
+    with pytest.raises(InputError, match=r"STS13: .*: want other pairs than those of SMT, .*, got none"):
+        evaluate(BagOfWords(), data, ["STS13"])
 
 
 def test_wrong_options_and_encoders_are_refused(data):

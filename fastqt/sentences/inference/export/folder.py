@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import secrets
 import shutil
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastqt.errors import InputError
-from fastqt.sentences.json_text import field, read_object
+from fastqt.sentences.json_text import field, read_object, to_json
 from fastqt.sentences.runs.files import PARTIAL, sync
 
 MANIFEST = "export.json"  # what an exported directory holds; by it --overwrite knows such a directory
@@ -73,7 +72,7 @@ def new_folder(out: Path, about: dict[str, object]) -> Iterator[Path]:
 def _finish(folder: Path, about: dict[str, object]) -> None:
     """Writes export.json, and waits until all is on the disk."""
     files = sorted({*_files(folder), MANIFEST})
-    text = json.dumps({**about, "files": files}, indent=2) + "\n"
+    text = to_json({**about, "files": files}, indent=2) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
     mode = stat.S_IMODE((folder / MANIFEST).stat().st_mode)
     for name in files:

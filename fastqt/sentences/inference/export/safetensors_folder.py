@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from fastqt.errors import InputError
 from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, LSTMEncoder, Transformer
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.halves import halves_of
+from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.checkpoint import MODEL, write_text
 from fastqt.sentences.runs.config import TrainConfig
@@ -87,7 +87,7 @@ def write_safetensors(
         "special_tokens": config.special_tokens,
         "prompts": encoder.prompts._asdict(),
     }
-    write_text(folder / DESCRIPTION, json.dumps(about, indent=2) + "\n")
+    write_text(folder / DESCRIPTION, to_json(about, indent=2) + "\n")
     if weights:
         save_tensors(folder / MODEL, weights)
     if config.encoder != HUGGINGFACE:  # whose tokenizer is in the checkpoint's directory

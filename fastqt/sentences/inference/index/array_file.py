@@ -9,7 +9,6 @@ beginning of the file on, and a search of a large index must not read all of it 
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.sentences.json_text import field, parse_object
+from fastqt.sentences.json_text import field, parse_object, to_json
 
 PIECE = 1 << 16  # bytes
 ALIGNMENT = 64  # bytes
@@ -67,7 +66,7 @@ class ArrayWriter:
         self._file.truncate()
         table = np.array(self._checksums, "<u4").tobytes()
         whole = {**header, "arrays": self._arrays, "checksums": zlib.crc32(table)}
-        text = json.dumps(whole).encode()
+        text = to_json(whole).encode()
         self._file.write(table + text + END.pack(len(text), zlib.crc32(text), MAGIC))
         self._file.flush()
 
