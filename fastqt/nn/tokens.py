@@ -26,8 +26,8 @@ def list_of_texts(name: str, texts: Iterable[str]) -> list[str]:
 
     One text in their place, which would be taken for its characters, is a TypeError.
     """
-    if isinstance(texts, str):
-        raise TypeError(f"{name}: want a list of texts, got one text, {shown(texts)}")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise TypeError(f"{name}: want a list of texts, got {shown(texts)}")
     texts = list(texts)
     for text in texts:
         if not isinstance(text, str):

@@ -25,11 +25,12 @@ def test_one_text_has_one_vector_and_no_text_none(encoder):
 @pytest.mark.parametrize(
     ("texts", "error", "message"),
     [
-        ("a cat", TypeError, "want a list of texts, got one text, 'a cat'"),
+        ("a cat", TypeError, "want a list of texts, got 'a cat'"),
+        (None, TypeError, "want a list of texts, got None"),
         (["a cat", None], TypeError, "want texts, got None"),
         (["a cat", "a \ud800"], InputError, r"want text in UTF-8, got 'a \\ud800'"),
     ],
-    ids=["one text", "none", "half a character"],
+    ids=["one text", "nothing", "none", "half a character"],
 )
 def test_what_is_no_list_of_texts_is_refused_and_breaks_nothing(encoder, planted, texts, error, message):
     wanted = encoder.encode(["a cat"])
