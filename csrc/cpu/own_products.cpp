@@ -90,6 +90,20 @@ std::tuple<int64_t, int64_t, int64_t> product_levels() {
           static_cast<int64_t>(own_bfloat16_products())};
 }
 
+// The matrix as torch's products read it. Those of bfloat16 read elements in pairs, and of a line of odd length the
+// element behind its end, which they multiply by 0: where lines do not follow each other, that may be a NaN of memory
+// that nobody has written. So lines that are apart are copied.
+Tensor for_torch(const Tensor& matrix) {
+  if (matrix.scalar_type() != ScalarType::BFloat16) return matrix;
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  // The stride between lines of which there is only one says nothing, but is read as if there were more.
+  if (rows == 1 && matrix.stride(1) == 1) return view(matrix, {1, columns}, {columns, 1}, 0);
+  if (columns == 1 && matrix.stride(0) == 1) return view(matrix, {rows, 1}, {1, rows}, 0);
+  const bool follow_each_other = (matrix.stride(1) == 1 && matrix.stride(0) == columns) ||
+                                 (matrix.stride(0) == 1 && matrix.stride(1) == rows);
+  return follow_each_other ? matrix : torch::stable::contiguous(matrix);
+}
+
 }  // namespace
 
 Vectors own_products() {
@@ -135,8 +149,9 @@ bool own_multiply(const Tensor& out, const Tensor& a, const Tensor& b, double be
 }
 
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  if (!own_multiply(out, a, b, beta, alpha, own_products_of(a)))
-    TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), beta, alpha));
+  if (own_multiply(out, a, b, beta, alpha, own_products_of(a))) return;
+  const Tensor left = for_torch(a), right = for_torch(b);
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), out.get(), left.get(), right.get(), beta, alpha));
 }
 
 Tensor new_workspace(const Tensor& like, int64_t rows, int64_t columns) {

@@ -184,12 +184,20 @@ class Walk {
     return std::max<int64_t>(0, static_cast<int64_t>(k) - static_cast<int64_t>(places_.size()) + kept_);
   }
 
+  // Rows of the workspace from `begin` on, for a tile. In bfloat16 they follow each other, so that torch's products
+  // need no copy of a tile that is narrower than others.
+  Tensor tile_at(int64_t begin, int64_t rows, int64_t columns) const {
+    const Tensor all = part(workspace_, 0, {begin, begin + rows});
+    if (!kRounds<S> || columns == workspace_.size(1)) return part(all, 1, {0, columns});
+    return view(all, {rows, columns}, {columns, 1}, 0);
+  }
+
   void enter_tile(std::size_t k) {
     const Place& at = places_[k];
     const int64_t begin = slot(k) * tile_rows_, offset = at.block->columns.begin;
     enter_rows(at.rows);
     columns_ = {offset + at.columns.begin, offset + at.columns.end};
-    scores_ = part(part(workspace_, 0, {begin, begin + at.rows.size()}), 1, {0, at.columns.size()});
+    scores_ = tile_at(begin, at.rows.size(), at.columns.size());
     parts_.assign(1, {at.block, at.columns, scores_});
   }
 

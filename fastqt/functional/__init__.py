@@ -98,11 +98,14 @@ def contrastive_loss(
         matryoshka_weights: numbers > 0 that the losses of the prefixes are multiplied by; 1 each if None.
         false_negative_margin: filters false negatives by the embeddings themselves, without a product more:
             a cell leaves the softmax where its similarity, a product or a cosine, is above t + margin, with t
-            that of the row's target, of several the least similar. Equal ones stay, and so do targets, what
-            `diagonal` replaces, scores that are given, and rows without a target. No gradient flows through
-            the choice. A similarity within rounding of the margin may fall to either side; rounding is that
-            of float32, and of bfloat16 where a CPU multiplies in it. It wants targets as indices, pairs,
-            windows or sparse rows, not smoothed, similarity="dot", and a positive 1 / temperature.
+            that of the row's target, of several the least similar. Targets stay, and so do exact copies of
+            them with a margin of 0, what `diagonal` replaces, scores that are given, and rows without a
+            target. So that copies stay, a threshold is higher by D + 8 roundings, of 2**-24 in float32 and
+            2**-53 in float64, of the product of the target's and the query's norms, of cosines by 2 D + 16;
+            where a CPU multiplies bfloat16, by 2**-8 of its size. Similarities are as exact as that, so those
+            above by twice as much leave for certain. No gradient flows through the choice. It wants targets
+            as indices, pairs, windows or sparse rows, not smoothed, similarity="dot", and a positive
+            1 / temperature.
         false_negative_margin_strategy: "absolute", or "relative": above t + |t| * margin. It is added, where
             a `Guide` of the same embeddings would take it off.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by

@@ -2,6 +2,9 @@
 
 They follow from the similarities of queries with their targets, which are computed apart: O(N D) per target a
 row. Engines compare the scores that they have anyway with the thresholds, so that no product is taken twice.
+
+Two sums of the same terms in other orders differ. So that an exact copy of a target is not above the target,
+a threshold is higher by what rounding may add to the similarity of such a copy.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd.transformed import is_transformed
+from fastqt.devices import accumulation_dtype
 from fastqt.engines import ops
 from fastqt.functional.call import Call
 from fastqt.norms import LEAST_NORM
@@ -24,6 +28,9 @@ from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 # launches should be few.
 BLOCK_BYTES = {"cpu": 2**19}
 BLOCK_BYTES_ELSEWHERE = 2**26
+
+# Beside those of a sum: of what it is multiplied by, of that product, and of the threshold.
+MORE_ROUNDINGS = 8
 
 MOST_KNOWN = 8  # targets in a cache, whose cells are kept; after so many all are forgotten
 _known: dict[int, tuple[TargetRows, int, _Cells]] = {}
@@ -46,7 +53,7 @@ def with_thresholds(call: Call) -> Call:
         cells = _cells_on_cpu(targets, M)
         of_cells = _similarities_of_cells(call, cells.row, cells.column)
         if cells.are_one_a_row:
-            return _with_lowest(call, of_cells)
+            return _with_lowest(call, *of_cells)
         return _with_margin(call, targets, cells.row, of_cells)
 
     row, column = _cells(targets, M)
@@ -57,7 +64,7 @@ def with_thresholds(call: Call) -> Call:
         _similarities(call, call.queries.index_select(0, i), call.candidates.index_select(0, j))
         for i, j in zip(row.split(step), column.split(step), strict=True)
     ]
-    return _with_margin(call, targets, row, torch.cat(similarities))
+    return _with_margin(call, targets, row, _Similarities(*map(torch.cat, zip(*similarities, strict=True))))
 
 
 def with_thresholds_from(call: Call, targets: TargetRows, rows: Tensor) -> Call:
@@ -84,9 +91,30 @@ def targets_of_margin(call: Call, M: int) -> TargetRows:
     return targets
 
 
-def threshold_of(similarity: Tensor, margin: float, strategy: str) -> Tensor:
-    """What candidates of a row are compared with, from the similarity of the row's target."""
-    return similarity + (margin if strategy == "absolute" else similarity.abs() * margin)
+def threshold_of(
+    similarity: Tensor,  # of the row's target
+    lengths: Tensor,  # the product of the norms of the two rows
+    width: int,
+    margin: float,
+    strategy: str,
+    *,
+    of_cosines: bool = False,
+) -> Tensor:
+    """What candidates of a row are compared with.
+
+    A sum of n products is off by n roundings of the product of the norms at most, in whichever order it is
+    added up. In a cosine the squares of both norms are such sums, too, and count half.
+    """
+    dtype = torch.promote_types(similarity.dtype, torch.float32)
+    roundings = (2 if of_cosines else 1) * (width + MORE_ROUNDINGS)
+    slack = roundings * (0.505 * torch.finfo(dtype).eps * lengths + torch.finfo(dtype).tiny)
+    return similarity + (margin if strategy == "absolute" else similarity.abs() * margin) + slack
+
+
+def widened(thresholds: Tensor, scored_in: torch.dtype, *, rounds_rows: bool) -> Tensor:
+    """Thresholds of scores that are rounded to 16 bits, or are those of rows at norm 1 that are."""
+    rounding = torch.finfo(scored_in).eps / 2
+    return thresholds + rounding * (2.02 if rounds_rows else 1.01 * thresholds.abs())
 
 
 def _cells(targets: TargetRows, M: int) -> tuple[Tensor, Tensor]:
@@ -121,16 +149,25 @@ def _cells_on_cpu(targets: TargetRows, M: int) -> _Cells:
     return cells
 
 
-def _similarities(call: Call, queries: Tensor, candidates: Tensor) -> Tensor:
-    """The similarities of rows with rows, as a matrix product reads them, in the dtype of losses."""
-    read_as = input_dtype(call.queries)
+class _Similarities(NamedTuple):
+    """Of rows with rows, in the dtype of losses."""
+
+    products: Tensor  # (entries,), cosines where rows are normalised
+    lengths: Tensor  # (entries,) the products of the norms that the rows then have, at most
+
+
+def _similarities(call: Call, queries: Tensor, candidates: Tensor) -> _Similarities:
+    """The similarities of rows with rows, as a matrix product reads them."""
+    read_as, dtype = input_dtype(call.queries), accumulation_dtype(call.queries.device)
     with torch.no_grad(), without_autocast(call.queries):
         a, b = (x.detach().to(read_as).to(loss_dtype(x)) for x in (queries, candidates))
-        products = (a * b).sum(1)
+        products = (a * b).sum(1, dtype=dtype)
+        norms = [torch.linalg.vector_norm(x, dim=1).to(dtype) for x in (a, b)]
         if call.normalize:
-            for x in (a, b):
-                products = products / torch.linalg.vector_norm(x, dim=1).clamp(min=LEAST_NORM)
-        return products
+            for norm in norms:
+                products = products / norm.clamp(min=LEAST_NORM)
+        lengths = torch.ones_like(products) if call.normalize else norms[0] * norms[1]
+        return _Similarities(products.to(a.dtype), lengths.to(a.dtype))
 
 
 def _has_operator(call: Call) -> bool:
@@ -142,29 +179,38 @@ def _has_operator(call: Call) -> bool:
     )
 
 
-def _similarities_of_cells(call: Call, row: Tensor, column: Tensor) -> Tensor:
+def _similarities_of_cells(call: Call, row: Tensor, column: Tensor) -> _Similarities:
     """The same as `_similarities` of the rows with these indices, which are not copied."""
     read_as = input_dtype(call.queries)
     rows = [x.detach().to(read_as) for x in (call.queries, call.candidates)]
     queries, candidates = (x if x.stride(1) == 1 else x.contiguous() for x in rows)
-    of_cells: Tensor = torch.ops.fastqt.row_similarities.default(
+    products: Tensor = torch.ops.fastqt.row_similarities.default(
         queries, candidates, row, column, call.normalize, LEAST_NORM
     )
-    return of_cells
+    if call.normalize:
+        return _Similarities(products, torch.ones_like(products))
+    a, b = (torch.linalg.vector_norm(x, dim=1, dtype=products.dtype) for x in (queries, candidates))
+    return _Similarities(products, a[row] * b[column])
 
 
-def _with_margin(call: Call, targets: TargetRows, row: Tensor, similarities: Tensor) -> Call:
+def _with_margin(call: Call, targets: TargetRows, row: Tensor, of_entries: _Similarities) -> Call:
     """The call with thresholds from the least similar target of each row; infinity where there is none."""
-    of_targets = similarities.masked_fill(targets.compressed()[2] == 0, torch.inf)
-    lowest = torch.full(call.queries.shape[:1], torch.inf, dtype=of_targets.dtype, device=row.device)
-    return _with_lowest(call, lowest.scatter_reduce(0, row, of_targets, "amin"))
+    no_target = targets.compressed()[2] == 0
+
+    def of_rows(entries: Tensor, none: float, reduction: str) -> Tensor:
+        rows = torch.full(call.queries.shape[:1], none, dtype=entries.dtype, device=row.device)
+        return rows.scatter_reduce(0, row, entries.masked_fill(no_target, none), reduction)
+
+    products, lengths = of_entries
+    return _with_lowest(call, of_rows(products, torch.inf, "amin"), of_rows(lengths, 0.0, "amax"))
 
 
-def _with_lowest(call: Call, lowest: Tensor) -> Call:
+def _with_lowest(call: Call, lowest: Tensor, lengths: Tensor) -> Call:
     """The call with thresholds from the lowest similarity of each row with its targets."""
     margin, strategy = call.false_negative_margin, call.false_negative_margin_strategy
     assert margin is not None
-    thresholds = threshold_of(lowest, margin, strategy)
+    width = call.queries.shape[1]
+    thresholds = threshold_of(lowest, lengths, width, margin, strategy, of_cosines=call.normalize)
     if strategy == "relative":  # Infinity times a margin of 0 is NaN.
         thresholds = thresholds.masked_fill(lowest == torch.inf, torch.inf)
     return _with(call, thresholds)

@@ -13,6 +13,7 @@ from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_mask
 from fastqt.engines import plans, reference
 from fastqt.functional.call import FUNCTIONS, Call
+from fastqt.functional.false_negatives import widened
 from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.norms import LEAST_NORM
@@ -102,6 +103,8 @@ def prepare(p: Problem, plan: plans.Plan) -> None:
         if p.row_negatives is not None:
             p.row_negatives = _prepare(p.row_negatives, in_copies, dtype, computed)
     p.normalize = p.normalize and not in_copies
+    if p.thresholds is not None and computed.itemsize == 2 and (in_copies or engine.name == "cpu"):
+        p.thresholds = widened(p.thresholds, computed, rounds_rows=in_copies)
 
     if p.partners is not None and not mixes:
         mixed_from = unit_rows(p.candidates) if p.normalize else p.candidates

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
 from fastqt.functional.false_negatives import threshold_of
+from fastqt.problem import loss_dtype
 
 
 def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
@@ -45,7 +46,9 @@ def similarity_thresholds(
     """What similarities of each row are compared with, (n,), for a margin above that of its positive."""
     if margin is None:
         return None
-    return threshold_of(scores(queries.detach(), positives.detach(), 1.0), margin, strategy)
+    rows = [x.detach().to(loss_dtype(x)) for x in (queries, positives)]
+    first, second = (torch.linalg.vector_norm(x, dim=1) for x in rows)
+    return threshold_of(scores(*rows, 1.0), first * second, queries.shape[1], margin, strategy)
 
 
 def filtered_scores(a: Tensor, b: Tensor, scale: float | Tensor, thresholds: Tensor | None) -> Tensor:

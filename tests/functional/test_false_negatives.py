@@ -298,6 +298,120 @@ def test_a_cosine_that_equals_the_threshold_stays(dtype, backend):
     assert loss.item() == pytest.approx(np.log(2 * np.exp(2) + 1) - 2, rel=1e-6)
 
 
+ROWS = 33  # and copies
+
+
+def with_copies(place: str, width: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict, int]:
+    """Queries and candidates, a copy of each row's target at a place, and how many copies a row has there."""
+    queries = drawn(ROWS, width, seed=0)
+    candidates = (0.7 * queries + drawn(ROWS, width, seed=1)).to(dtype)
+    match place:
+        case "candidates":
+            return [queries.to(dtype), torch.cat([candidates, candidates])], {}, 1
+        case "negatives":
+            return [queries.to(dtype), candidates], {"negatives": candidates}, 1
+        case "row_negatives":
+            return [queries.to(dtype), candidates], {"row_negatives": candidates}, 1
+    rows = candidates[:, None].expand(-1, 3, -1)
+    return [queries.to(dtype), candidates], {"row_negatives": rows}, 3
+
+
+def copies_that_leave(rows: list[torch.Tensor], more: dict, copies: int, **options) -> int:
+    """In how many rows the target's probability is that of less than all copies; no other cell counts."""
+    is_copy = torch.arange(ROWS)[:, None] == torch.arange(len(rows[1])) % ROWS
+    others = {"mask": ~is_copy}
+    if "negatives" in more:  # which no mask excludes: they are so few that each is a problem of its own
+        found = [
+            fastqt.info_nce_loss(q, c, negatives=c, scale=1e-3, reduction="none", **options)
+            for q, c in zip(*(x.split(1) for x in rows), strict=True)
+        ]
+        losses = torch.cat(found)
+    else:
+        losses = fastqt.contrastive_loss(
+            *rows,
+            fastqt.Diagonal(),
+            diagonal="keep",
+            scale=1e-3,
+            reduction="none",
+            **others,
+            **more,
+            **options,
+        )
+    return int((losses < np.log(1 + copies) - 1e-2).sum())
+
+
+@pytest.mark.thinned(7)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("width", [7, 700])
+@pytest.mark.parametrize("place", ["candidates", "negatives", "row_negatives", "several cells a row"])
+def test_copies_of_a_target_stay(place, width, strategy, normalize, backend, dtype):
+    """Also where the products of a target and of its copy are added up in other orders."""
+    options = {"false_negative_margin": 0.0, "false_negative_margin_strategy": strategy}
+    options |= {"backend": backend, "normalize": normalize}
+    assert copies_that_leave(*with_copies(place, width, dtype), **options) == 0
+    options["false_negative_margin"] = -0.5
+    assert copies_that_leave(*with_copies(place, width, dtype), **options) == ROWS
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("width", [7, 64, 700])
+def test_copies_stay_where_a_cpu_multiplies_bfloat16(width, normalize, monkeypatch):
+    monkeypatch.setattr(schedule, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(schedule, "CELLS_PER_TARGET", 0)
+    for place in ("candidates", "row_negatives"):
+        given = with_copies(place, width, torch.bfloat16)
+        options = {"false_negative_margin": 0.0, "normalize": normalize, "backend": "cpu"}
+        assert copies_that_leave(*given, **options) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_what_is_above_by_more_than_rounding_leaves(backend, dtype):
+    """For products at most 2 (D + 8) roundings of the product of the norms, as the docstring has it."""
+    (queries, candidates), width = (drawn(2, ROWS, 50, seed=0)), 50
+    queries, candidates = (F.normalize(x, dim=1) for x in (queries, candidates + queries))
+    similar = (queries * candidates).sum(1, keepdim=True)
+    above = candidates * (1 + 2 * (width + 8) * UNIT_ROUNDOFF[dtype] / similar)
+    leaves = copies_that_leave(
+        [x.to(dtype) for x in (queries, torch.cat([candidates, above]))],
+        {},
+        1,
+        false_negative_margin=0.0,
+        backend=backend,
+    )
+    assert leaves == ROWS
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_copies_stay_in_the_losses_that_take_a_margin(strategy, dtype, backend):
+    """Of documents that are all alike none leaves, in any direction."""
+    queries = drawn(ROWS, 96, seed=0).to(dtype)
+    documents = drawn(1, 96, seed=1).to(dtype).expand(ROWS, -1)
+    options = {"false_negative_margin": 0.0, "false_negative_margin_strategy": strategy, "backend": backend}
+    wanted = np.log(2 * ROWS)
+    for found in (
+        fastqt.info_nce_loss(queries, documents, negatives=documents, **options),
+        fastqt.simcse_loss(queries, documents, documents, **options),
+        fastqt.simcse_loss(queries, documents, documents, hard_negative_weight=1e-9, **options),
+        fastqt.multiple_negatives_ranking_loss(queries, [documents, documents], **options),
+    ):
+        assert found.item() == pytest.approx(wanted, rel=1e-3)
+    # Of queries that are alike too, none leaves the direction to them.
+    ranked = fastqt.multiple_negatives_ranking_loss(
+        queries[:1].expand(ROWS, -1),
+        documents,
+        directions=("query_to_doc", "doc_to_query"),
+        partition_mode="joint",
+        **options,
+    )
+    assert ranked.item() == pytest.approx(wanted, rel=1e-3)
+
+
 def test_of_several_targets_the_least_similar_counts():
     """By hand: similarities 3 and 1 of targets, 2 and 0 of others, of which 2 is above 1."""
     queries, candidates = torch.ones(1, 1), torch.tensor([[3.0], [2.0], [1.0], [0.0]])
