@@ -1,0 +1,128 @@
+"""Losses whose new memory holds NaN; run in a process that has loaded unwritten_memory.cpp before torch.
+
+python -m tests.csrc.cpu.unwritten_memory problems cpu bfloat16 0 200   # random problems of seeds 0 to 199
+python -m tests.csrc.cpu.unwritten_memory losses bfloat16               # every public loss
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fastqt.engines import cpu as schedule
+from fastqt.engines.chunked import walk
+from tests.shared.draws import Seeded
+from tests.shared.every_loss import EVERY_LOSS
+from tests.shared.problem_check import check
+from tests.shared.problems import Maker
+
+PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_"}
+ROOMS = (walk.ROOM["cpu"][0], 8000, 1)  # bytes of a chunk of the engine `torch`: all rows, a few, one
+# Of the engine `cpu`: all rows at once, or few rows and columns.
+TILES = (
+    {"TILE_ROWS": schedule.TILE_ROWS},
+    {"CHUNK_BYTES": 1, "MIN_CHUNK_ROWS": 3, "TILE_ROWS": 5, "TILE_COLUMNS": 7, "TILE_BYTES": 70},
+    {
+        "CHUNK_BYTES": 1,
+        "MIN_CHUNK_ROWS": 2,
+        "LOW_BYTES": 0,
+        "TILE_ROWS": 4,
+        "TILE_COLUMNS": 9,
+        "TILE_BYTES": 72,
+    },
+)
+
+
+class NoGaps(TorchDispatchMode):
+    """An operand of 16 bits of torch's products has lines that follow each other, or zeros between them."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket.__name__ in PRODUCTS:
+            for x in tree_leaves(args):
+                assert not (isinstance(x, Tensor) and x.is_cpu and has_gaps(x)), (
+                    function,
+                    x.shape,
+                    x.stride(),
+                )
+        return function(*args, **(kwargs or {}))
+
+
+def has_gaps(x: Tensor) -> bool:
+    if x.dtype not in (torch.bfloat16, torch.float16) or x.dim() < 2 or 0 in x.shape:
+        return False
+    line = -2 if x.stride(-1) == 1 else -1
+    across = -3 - line
+    if x.stride(across) != 1 or x.shape[line] == 1 or x.stride(line) <= x.shape[across]:
+        return False
+    for matrix in x.flatten(0, -3) if x.dim() > 2 else [x]:
+        lines, pitch = matrix.shape[line], matrix.stride(line)
+        gaps = matrix.as_strided((lines - 1, pitch), (pitch, 1))[:, matrix.shape[across] :]
+        if gaps.any():  # of NaN, too
+            return True
+    return False
+
+
+def problems(backend: str, dtype: str, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        problem = Maker(Seeded(number), [getattr(torch, dtype)], 40).problem
+        room, tiles = ROOMS[number % 3], TILES[number % 3]
+        try:
+            with (
+                mock.patch.dict(walk.ROOM, cpu=(room, room)),
+                mock.patch.multiple(schedule, **tiles),
+                NoGaps(),
+            ):
+                check(problem, backend)
+        except Exception as error:
+            raise RuntimeError(f"seed {number}: {problem}") from error
+
+
+def losses(dtype: str) -> None:
+    """Every public loss of rows that have NaN between them, in both directions."""
+    for name, loss in EVERY_LOSS.items():
+        inputs = loss.inputs(16, torch.Generator().manual_seed(0), False)
+        for key, x in inputs.items():
+            if x.is_floating_point() and x.dim() == 2 and "Matryoshka" not in name:
+                x = wide(x.to(getattr(torch, dtype)))
+            if x.is_floating_point():
+                x = x.requires_grad_(key not in loss.constant)
+            inputs[key] = x
+        with NoGaps():
+            found = loss.function(**inputs, **loss.options)
+            leaves = [x for x in inputs.values() if x.requires_grad]
+            for x in (found, *torch.autograd.grad(found.sum(), leaves)):
+                assert x.isfinite().all(), name
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same rows with NaN behind each."""
+    rows = torch.full((x.shape[0], x.shape[1] + 3), torch.nan, dtype=x.dtype)
+    rows[:, : x.shape[1]] = x
+    return rows[:, : x.shape[1]]
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+    assert torch.empty(1000).isnan().all()
+    what, *arguments = sys.argv[1:]
+    with mock.patch.multiple(schedule, has_bfloat16_products=lambda: True, CELLS_PER_TARGET=0):
+        if what == "losses":
+            losses(*arguments)
+        else:
+            backend, dtype, first, count = arguments
+            problems(backend, dtype, int(first), int(count))
+    operands = ctypes.CDLL(None).operands_of_16_bits
+    operands.restype = ctypes.c_int64
+    assert operands() > 0 or "cpu" not in arguments or "bfloat16" not in arguments
+
+
+if __name__ == "__main__":
+    main()
