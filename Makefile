@@ -12,7 +12,7 @@ CSRC   := $(shell find csrc -type f)
 # files takes each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all bench emulate soak fuzz sanitize ports sdist hub wheel stub lint clean
+.PHONY: demo docs test test-all processors bench emulate soak fuzz sanitize ports sdist hub wheel stub lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -29,6 +29,13 @@ test: .venv/built
 # Every test, which is what each commit on main passes.
 test-all: .venv/built
 	$(PYTEST)
+
+# All tests as other processors compute them, before a release: with MKL's kernels that are the same everywhere, with
+# AVX2, and with products by torch whose last bit depends on their sizes. An hour and a half.
+processors: .venv/built
+	MKL_CBWR=COMPATIBLE $(PYTEST)
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST)
+	FASTQT_CPU_PRODUCTS=torch FASTQT_TEST_ROUNDING=by-size $(PYTEST)
 
 # A quarter of an hour. Stores the run by machine and date, and renders the README from the newest one.
 # What is ignored here stores runs of its own, as the docstrings say. A run on a machine that was not quiet is not

@@ -87,7 +87,7 @@ def test_encoders_may_have_different_numbers_of_rows():
     wanted = gradients_of(model)
     model.zero_grad()
     found = fastqt.cached_backward([model] * 2, [batch(5), batch(9)], fastqt.info_nce_loss, chunk_size=3)
-    assert found == plain
+    assert distance([found], [plain.detach()]) <= FLOAT64
     assert distance(gradients_of(model), wanted) <= FLOAT64
 
 

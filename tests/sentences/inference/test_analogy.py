@@ -40,7 +40,8 @@ def test_the_sentences_of_the_question_are_left_out_on_request(encoder, planted,
     without = answers(encoder, f" {a}", b, c, planted, 1000, exclude=True)
     assert {a, b, c} <= {each.sentence for each in with_them}
     kept = [each for each in with_them if each.sentence not in (a, b, c)]
-    assert [(each.file, each.line) for each in kept] == [(each.file, each.line) for each in without]
+    places = [{(each.file, each.line) for each in found} for found in (kept, without)]
+    assert places[0] == places[1]  # two of nearly equal cosines may change places
     assert [each.cosine for each in kept] == pytest.approx([each.cosine for each in without], abs=1e-6)
     (tmp_path / "three.txt").write_text(f"{a}\n{b}\n{c}\n")
     with pytest.raises(InputError, match=r"nothing to search: no other sentence in .*three\.txt"):
