@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def run(
     try:
         from fastqt.sentences import evaluation
         from fastqt.sentences.evaluation import evaluate, load_encoder  # what needs the extra
+        from fastqt.sentences.evaluation.vectors import say
     except ModuleNotFoundError as error:
         raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
@@ -119,19 +121,27 @@ def run(
 
     def keep(key: str, results: evaluation.Results) -> None:
         about["sha256"] = key
-        if json is not None and kept_on_the_way:
-            results.save(Path(json), **about)
+        save_on_the_way(results)
 
     def keep_baseline(key: str, results: evaluation.Results) -> None:
         about["baseline"] = {"model": f"random:{model}", "sha256": key, **asdict(results)}
-        if json is not None and kept_on_the_way:
-            of_model.save(Path(json), **about)
+        save_on_the_way(of_model)
 
-    of_model = results_of(model, keep)
-    beside = results_of(f"random:{model}", keep_baseline) if baseline else None
-    print(of_model.table(beside), flush=True)
+    def save_on_the_way(results: evaluation.Results) -> None:
+        if json is not None and kept_on_the_way:
+            with contextlib.suppress(InputError):  # the disk may have room again at the end
+                results.save(Path(json), **about)
+
+    of_model, beside = results_of(model, keep), None
+    if baseline:
+        say("the same with random weights")
+        beside = results_of(f"random:{model}", keep_baseline)
+    try:
+        if json is not None:
+            of_model.save(Path(json), **about)
+    finally:  # what was computed is shown, even if it cannot be written
+        print(of_model.table(beside), flush=True)
     if json is not None:
-        of_model.save(Path(json), **about)
         _renew_card(Path(model), Path(json))
     return 1 if of_model.failed or (beside is not None and beside.failed) else 0
 

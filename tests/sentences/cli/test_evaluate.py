@@ -20,7 +20,9 @@ def evaluated(capsys, *arguments):
 def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
     """Its figures are those of an evaluation of its own."""
     both, own, alone = (tmp_path / f"{name}.json" for name in ("both", "own", "alone"))
-    rows, _ = evaluated(capsys, model, "--data", reviews, "--baseline", "--seed", 3, "--json", both)
+    rows, told = evaluated(capsys, model, "--data", reviews, "--baseline", "--seed", 3, "--json", both)
+    assert told[3] == "the same with random weights"
+    assert len(told) == 7
     ours, _ = evaluated(capsys, model, "--data", reviews, "--seed", 3, "--json", own)
     theirs, _ = evaluated(capsys, f"random:{model}", "--data", reviews, "--seed", 3, "--json", alone)
     assert rows[0] == ["task", "figure", "model", "random"]
@@ -139,3 +141,17 @@ def test_what_was_evaluated_is_kept_where_the_command_is_stopped(
     assert main(["evaluate", model, "--data", reviews, "--json", str(out)]) == 130
     stored = json.loads(out.read_text())
     assert (list(stored["tasks"]), stored["unfinished"]) == (["MR"], ["STS12"])
+
+
+def test_results_that_cannot_be_written_are_shown(model, reviews, tmp_path, capsys, monkeypatch):
+    """At the end; on the way the disk may only have been full for a while."""
+    from fastqt.sentences.evaluation import suite
+
+    def full(path, write):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(suite, "write_atomically", full)
+    assert main(["evaluate", model, "--data", reviews, "--json", str(tmp_path / "out.json")]) == 2
+    out, told = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["MR", "STS12", "STS12"]
+    assert told.splitlines()[-1] == f"fastqt: cannot write {tmp_path}/out.json: No space left on device"
