@@ -17,6 +17,7 @@ from fastqt.sentences.cli.kinds import integer as _integer
 from fastqt.sentences.cli.kinds import number as _number
 from fastqt.sentences.cli.kinds import path as _path
 from fastqt.sentences.cli.kinds import two_numbers as _two_numbers
+from fastqt.sentences.runs.config import CHANGEABLE_ON_RESUME, MOVABLE
 from fastqt.sentences.runs.train_settings import GROUPS
 
 BAD_INPUT = 2  # exit status; argparse uses the same
@@ -274,7 +275,7 @@ def _add_option(parser: argparse._ArgumentGroup, setting: Field[Any]) -> None:
     if setting.type == "bool":
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            action="store_true",
+            action=argparse.BooleanOptionalAction,
             default=argparse.SUPPRESS,
             help=metadata["help"],
         )
@@ -297,3 +298,13 @@ def _add_option(parser: argparse._ArgumentGroup, setting: Field[Any]) -> None:
         help=help,
         metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary", "vectors") else letter,
     )
+    if name in CHANGEABLE_ON_RESUME - MOVABLE and str(setting.type).endswith("| None"):
+        flag = name.replace("_", "-")
+        parser.add_argument(
+            f"--no-{flag}",
+            dest=name,
+            action="store_const",
+            const=None,
+            default=argparse.SUPPRESS,
+            help=f"resume a run without the --{flag} that it had",
+        )

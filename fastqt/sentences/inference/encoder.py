@@ -96,6 +96,13 @@ class SentenceEncoder:
             tokens, sizes = pad(Encoded(np.concatenate(words), lengths[rows]))
             encoded = self.model.encode(tokens.to(self.device), sizes.to(self.device), normalize=normalize)
             result[rows] = encoded.float().cpu().numpy()
+
+        finite = np.isfinite(result).all(axis=1)
+        if not finite.all():
+            raise InputError(
+                f"the model's vector of {sentences[int(finite.argmin())]!r:.100} is not finite: want a model "
+                "whose training did not diverge"
+            )
         return result
 
 

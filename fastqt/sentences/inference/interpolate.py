@@ -41,6 +41,8 @@ def sentences_between(
     tokens, lengths = (x.to(encoder.device) for x in pad(encoder.vocabulary.encode([source, target])))
     shares = torch.arange(steps + 2, device=encoder.device) / (steps + 1)
     first, last = model.infer(tokens, lengths)
+    if not (first.isfinite().all() and last.isfinite().all()):
+        raise InputError("inference: want finite vectors, got NaN or infinity: lower the learning rate of it")
     latents = vectors_between(first, last, shares, slerp=slerp)
     counts = model.targets(tokens, lengths).sum(1).to(shares.dtype)
     word_counts = torch.lerp(counts[0], counts[1], shares).round().long()

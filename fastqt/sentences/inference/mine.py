@@ -148,6 +148,9 @@ def _check(
         raise ValueError(
             f"documents: want vectors (M, D) as wide as the queries, {queries.shape}, got {documents.shape}"
         )
+    for name, vectors in (("queries", queries), ("documents", documents)):
+        if not np.isfinite(vectors).all():
+            raise InputError(f"{name}: want finite vectors, got NaN or infinity")
     if len(positives) != len(queries):
         raise ValueError(f"positives: want rows for each of {len(queries)} queries, got {len(positives)}")
     for query, relevant in enumerate(positives):

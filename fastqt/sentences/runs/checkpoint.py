@@ -149,12 +149,18 @@ def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Loads weights that `save_model` wrote into a model of the same names and shapes, in place."""
+    """Loads finite weights that `save_model` wrote into a model of the same names and shapes, in place."""
     weights = model.state_dict()
     with open_tensors(path) as file:
         _check_names(file, path, weights)
         for name, tensor in weights.items():
-            tensor.copy_(file.get_tensor(name))
+            stored = file.get_tensor(name)
+            if not stored.isfinite().all():
+                raise InputError(
+                    f"{path}: {name}: want finite numbers, got NaN or infinity, as of a training that has "
+                    "diverged: train again with a lower learning_rate"
+                )
+            tensor.copy_(stored)
 
 
 def check_model(path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -95,15 +95,14 @@ def with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# Of these settings only the place of the files may change when a run is resumed: their contents are compared
+# with those of the run's start, or the run has a copy, which is the one that is used.
+MOVABLE = {"corpus", "teacher", "checkpoint", "vectors", "vocabulary"}
+
 # These settings do not change what a step computes, so a resumed run may change them.
-CHANGEABLE_ON_RESUME = {
-    "corpus",
-    "teacher",  # only where its files lie: their contents are compared with those of the run's start
+CHANGEABLE_ON_RESUME = MOVABLE | {
     "valid",
     "dev",
-    "checkpoint",
-    "vectors",  # only where the file lies: the run has its own table, and does not read the file again
-    "vocabulary",  # only where the file lies: the run has a copy, which is the one that is used
     "epochs",
     "steps",
     "early_stop",

@@ -45,16 +45,16 @@ class Best:
 
     @property
     def is_kept(self) -> bool:
-        """Whether model.safetensors holds the best model, and the last one is not written in its place."""
-        return self._progress.best > -math.inf or self._progress.best_loss < math.inf
+        """Whether model.safetensors holds the best model, and the last one is not written in its place.
+
+        A resumed training may have another measure than before, of which nothing is known yet, or none.
+        """
+        if self.measure is None:
+            return False
+        by_pairs = self.measure == DEV_MEASURE
+        return self._progress.best > -math.inf if by_pairs else self._progress.best_loss < math.inf
 
     @property
     def has_stalled(self) -> bool:
-        """Whether as many validations were no better as the training is to stop after.
-
-        A resumed training may have another measure than before, of which nothing is known yet.
-        """
-        progress = self._progress
-        by_pairs = self.measure == DEV_MEASURE
-        is_known = progress.best > -math.inf if by_pairs else progress.best_loss < math.inf
-        return is_known and self._patience is not None and progress.since_best >= self._patience
+        """Whether as many validations were no better as the training is to stop after."""
+        return self.is_kept and self._patience is not None and self._progress.since_best >= self._patience

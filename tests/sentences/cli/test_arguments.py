@@ -3,13 +3,13 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from fastqt.sentences.cli import COMMANDS
 from fastqt.sentences.cli.arguments import build_parser
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.config import CHANGEABLE_ON_RESUME, MOVABLE, TrainConfig
 
 HEAVY = ("torch", "numpy", "tokenizers", "tqdm")
 
@@ -49,10 +49,30 @@ def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
     groups = ["data", "model", "loss", "pairs", "optimisation", "run"]
     assert [*shown] == ["positional arguments", "options", *groups]
     assert shown.pop("options") == ["out", "resume", "profile"]
-    options = [name.replace("-", "_") for names in shown.values() for name in names]
+    options = [
+        name.replace("-", "_") for names in shown.values() for name in names if not name.startswith("no-")
+    ]
     assert sorted([*options, "corpus"]) == sorted(setting.name for setting in fields(TrainConfig))
     assert {"valid", "max-length"} <= set(shown["data"])
     assert {"learning-rate", "batch-size"} <= set(shown["optimisation"])
+
+
+def test_each_setting_that_may_change_can_be_set_back():
+    """A resumed run keeps the settings that it is not told to change."""
+    changed = {"valid": "v.txt", "dev": "d.tsv", "epochs": 3, "steps": 9, "early_stop": 2, "report_every": 7}
+    changed |= {"valid_every": 7, "valid_batches": 7, "checkpoint_every": 7, "timeout": 7, "device": "cpu"}
+    changed |= {"keep_checkpoint": True, "compile": True}
+    assert changed.keys() == CHANGEABLE_ON_RESUME - MOVABLE
+    fresh = TrainConfig(("c.txt",), encoder="transformer")
+    stored = replace(fresh, **changed)
+    words = ["train", "--out", "run", "--resume"]
+    for name in changed:
+        option, default = name.replace("_", "-"), getattr(fresh, name)
+        words += [f"--no-{option}"] if default in (None, False) else [f"--{option}", str(default)]
+    settings = vars(build_parser().parse_args(words))
+    resumed = replace(stored, **{name: settings[name] for name in changed})
+    assert resumed == fresh
+    resumed.check_resumes(stored)
 
 
 @pytest.mark.parametrize(

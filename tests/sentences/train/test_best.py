@@ -136,3 +136,12 @@ def test_what_cannot_stop_a_training_is_refused():
         TrainConfig(("x",), early_stop=3)
     with pytest.raises(InputError, match="early_stop: want at least 1, got 0"):
         TrainConfig(("x",), early_stop=0, valid="y")
+
+
+def test_a_run_that_is_resumed_without_pairs_keeps_its_last_model(planted, pairs, tmp_path):
+    """Otherwise nothing of the further training would be left once its checkpoint is removed."""
+    config = TrainConfig((planted[0],), **SMALL)
+    train(replace(config, dev=pairs, steps=3), tmp_path / "run")
+    train(replace(config, steps=6, keep_checkpoint=False), tmp_path / "run", resume=True)
+    train(replace(config, steps=6), tmp_path / "plain")
+    assert_same_weights(tmp_path / "run", tmp_path / "plain")

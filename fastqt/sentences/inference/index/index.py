@@ -127,6 +127,8 @@ class Index:
         """
         if queries.ndim != 2 or queries.shape[1] != self.width:
             raise InputError(f"queries: want vectors of width {self.width}, got shape {queries.shape}")
+        if not np.isfinite(queries).all():
+            raise InputError("queries: want finite vectors, got NaN or infinity")
         if effort is not None and effort < 1:
             raise InputError(f"effort: want at least 1, got {effort}")
         scores, rows = self.searcher.search(
