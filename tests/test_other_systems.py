@@ -107,7 +107,7 @@ def test_all_runs_without_what_the_system_lacks(system, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[:2] == [f"chosen {len(EVERY_LOSS)}", f"torch {len(EVERY_LOSS)}"]
     assert any(line.startswith("device   cpu        computes with torch") for line in lines)
-    assert any("is training in it" in line for line in lines)
+    assert any("is writing in it" in line for line in lines)
     memory, tells = lines[-1].split()
     assert tells == "True"
     assert int(memory) == MEMORY if system == "win32" else int(memory) > 0

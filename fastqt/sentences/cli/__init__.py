@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.cli import analogy, check, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.arguments import BAD_INPUT, build_parser
 from fastqt.sentences.cli.inference import INFERENCE, take_inference
-from fastqt.sentences.errors import OtherRankError
+from fastqt.sentences.errors import OtherRankError, only_a_report
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.process_memory import keep_freed_memory
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
+OUTPUTS = ("json", "profile")  # options that name a file to write, beside --out, which each command checks
 ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeError of torch
 
 
@@ -77,9 +79,27 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 0
     if command == "train" and arguments is None:  # This process trains, and does nothing else.
         keep_freed_memory()
+    _check_outputs(options)
     if options.keys() >= set(INFERENCE):
         options["inference"] = take_inference(options)
     return COMMANDS[command](**options)
+
+
+def _check_outputs(options: dict[str, Any]) -> None:
+    """Checks that no file which a command writes is one that another of its options names."""
+    outputs = {name: options[name] for name in OUTPUTS if os.path.isfile(options.get(name) or "")}
+    if not outputs:
+        return
+
+    from fastqt.sentences.runs.run_files import check_is_not_read
+
+    for output, path in outputs.items():
+        words: list[str] = []
+        for name, value in options.items():
+            if name != output and isinstance(value, (str, list, tuple)):
+                words += [value] if isinstance(value, str) else map(str, value)
+        # A model may be written as word-vectors:FILE or sif:FILE,COUNTS.
+        check_is_not_read(path, [part for word in words for part in (word, *re.split("[:,]", word)) if part])
 
 
 def _fail(message: str, status: int = BAD_INPUT) -> int:
@@ -145,13 +165,12 @@ def _train(corpus: list[str], out: str, resume: bool, profile: str | None, **set
         return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
     if outcome.stopped_by is not None:
         name = signal.Signals(outcome.stopped_by).name
-        print(
-            f"fastqt: stopped by {name} at step {outcome.step} and saved a checkpoint; continue with: "
-            f"fastqt train --resume --out {out}",
-            file=sys.stderr,
-        )
-        return 128 + outcome.stopped_by
-    _tell_end(config, out, outcome)
+        told = f"stopped by {name} at step {outcome.step} and saved a checkpoint; continue with: "
+        return _fail(f"{told}fastqt train --resume --out {shlex.quote(out)}", 128 + outcome.stopped_by)
+    with only_a_report("the summary of the training"):
+        _tell_end(config, out, outcome)
+        sys.stdout.flush()
+    _discard_what_cannot_be_written()
     return 0
 
 
@@ -252,9 +271,10 @@ def _plot(runs: list[str], out: str | None) -> int:
 
 
 def _expand(model: str, vectors: str, out: str) -> int:
-    from fastqt.sentences.inference.expand import add_words
+    from fastqt.sentences.inference.expand import add_words, check_holds_no_model
     from fastqt.sentences.text.vectors import read_vectors
 
+    check_holds_no_model(Path(out))  # before the vectors are read
     words, table, _ = read_vectors(vectors)
     print(f"{out}: {add_words(model, words, table, out)} words added")
     return 0

@@ -15,6 +15,7 @@ from fastqt.errors import InputError
 from fastqt.options import Device
 from fastqt.sentences.cli.inference import add_inference
 from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
+from fastqt.sentences.errors import only_a_report
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -100,6 +101,8 @@ def run(
     if json is not None:
         check_ending(json, ".json")
         check_can_be_written(json)
+    if cache is not None and Path(cache).exists() and not Path(cache).is_dir():
+        raise InputError(f"cache: want a directory, got the file {cache}")
     if baseline and not Path(model).is_dir():
         raise InputError(f"baseline: want a directory that train wrote as MODEL, got {model}")
 
@@ -151,6 +154,8 @@ def _renew_card(run: Path, results: Path) -> None:
     from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.runs.card import progress_of, save_card
     from fastqt.sentences.runs.checkpoint import EVALUATION
+    from fastqt.sentences.runs.lock import locked
 
     if run.is_dir() and results.resolve() == (run / EVALUATION).resolve():
-        save_card(run, SentenceEncoder.load(run, "cpu").model, progress_of(run))
+        with only_a_report(f"the model card of {run}"), locked(run):
+            save_card(run, SentenceEncoder.load(run, "cpu").model, progress_of(run))

@@ -92,7 +92,7 @@ def run(
     from fastqt.sentences.evaluation import captions as protocol
     from fastqt.sentences.runs.digests import digest
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
-    from fastqt.sentences.text.reader import check_rereadable
+    from fastqt.sentences.text.reader import check_rereadable, check_stdin_once
 
     chosen = protocol.MapOptions(**options)
     if json is not None:
@@ -103,6 +103,7 @@ def run(
     check_rereadable("features", [features])
     images = protocol.read_features(features)
     files = [name for name in (captions, dev, test) if name is not None]
+    check_stdin_once("captions, dev and test", files)
     parts = tuple(protocol.read_captions(name, len(images)) for name in files)
     if dev is None:
         parts = protocol.split_by_share(parts[0], share, chosen.seed)
@@ -110,8 +111,7 @@ def run(
         protocol.check_parts(parts, files)
     encoder = evaluation.load_encoder(model, device=device, raw=raw, seed=chosen.seed)
     results = protocol.evaluate_retrieval(encoder.encode, images, parts, chosen)
-    print(results.table())
-    if json is not None:
+    if json is not None:  # first, since nobody may read the table
         results.save(
             Path(json),
             command=shlex.join(["fastqt", *sys.argv[1:]]),
@@ -121,4 +121,5 @@ def run(
             captions=files,
             share=share if dev is None else None,
         )
+    print(results.table())
     return 0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fastqt.errors import InputError
+from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.json_text import parse, to_json
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.text.npz import Wanted, read_npz
@@ -89,7 +90,8 @@ def embed(
 
     vectors = Vectors([*known.texts, *new], np.concatenate(parts))
     if cache is not None:
-        _save(cache, vectors)
+        with only_a_report(f"the cache {_path(cache)}"):
+            _save(cache, vectors)
     return vectors
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder, Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
+from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text.reader import read_lines
 
 ENDING = ".npy"
@@ -36,6 +37,7 @@ def write_vectors(
     QuickThoughts, each of its two halves. `side` is as in `SentenceEncoder.encode`.
     """
     check_ending(out, ENDING)
+    check_is_not_read(out, [source])
     rows, width = 0, encoder.model.embedding_dim
     encode = partial(encoder.encode, normalize=normalize, side=side)
 

@@ -13,12 +13,22 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import build_model
+from fastqt.sentences.runs.run_files import RUN_FILES
 from fastqt.sentences.runs.skip_thoughts import OUTPUTS
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.expansion import expand_table, expand_vocabulary
 from fastqt.sentences.text.vectors import WordRows
 from fastqt.sentences.text.vocabulary import UNKNOWN
+
+
+def check_holds_no_model(out: Path) -> None:
+    """Checks that a directory to write a model to holds none, and no file of a run's name."""
+    if names := [name for name in RUN_FILES if (out / name).exists()]:
+        raise InputError(
+            f"{out} already holds a model, or a file of its name, {names[0]}: choose another one"
+        )
 
 
 def add_words(
@@ -44,9 +54,13 @@ def add_words(
         raise InputError("vectors: want finite numbers, got NaN or infinity")
     if len(set(words)) != len(words):
         raise InputError(f"words: want distinct ones, got {len(words) - len(set(words))} more than once")
-    directory, out = Path(directory), Path(out)
-    if any((out / name).exists() for name in (CONFIG, VOCABULARY, MODEL)):
-        raise InputError(f"{out} already holds a model: choose another directory")
+    with own_directory(Path(out)):
+        return _add_words(Path(directory), words, vectors, Path(out))
+
+
+def _add_words(directory: Path, words: Sequence[str], vectors: NDArray[np.floating], out: Path) -> int:
+    """As `add_words`, in a directory that is there and is written by no other process."""
+    check_holds_no_model(out)
     encoder = SentenceEncoder.load(directory, "cpu")
     config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
     if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
@@ -82,7 +96,6 @@ def add_words(
         model = build_model(config, len(vocabulary))
     model.load_state_dict(weights, assign=True)
 
-    out.mkdir(parents=True, exist_ok=True)
     try:
         write_text(out / CONFIG, config.to_json())
         write_text(out / VOCABULARY, vocabulary.to_json())

@@ -40,6 +40,7 @@ def sentences_between(
         raise InputError(f"steps: want 0 to {MOST_STEPS}, got {steps}")
     tokens, lengths = (x.to(encoder.device) for x in pad(encoder.vocabulary.encode([source, target])))
     shares = torch.arange(steps + 2, device=encoder.device) / (steps + 1)
+
     first, last = model.infer(tokens, lengths)
     if not (first.isfinite().all() and last.isfinite().all()):
         raise InputError("inference: want finite vectors, got NaN or infinity: lower the learning rate of it")

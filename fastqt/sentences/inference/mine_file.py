@@ -11,8 +11,10 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.mine import MineOptions, Negatives, mine
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
+from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.limits import check_bytes
+from fastqt.sentences.text.reader import check_stdin_once
 from fastqt.sentences.text.triplets import read_triplets
 
 ENDING = ".tsv"
@@ -66,6 +68,8 @@ def mine_pairs(
         raise InputError(f"format: want 'triplets' or 'tuples', got {format!r}")
     check_ending(out, ENDING)
     check_can_be_written(out)
+    check_is_not_read(out, [*pairs, *corpus])
+    check_stdin_once("pairs and corpus", [*pairs, *corpus])
 
     positives_of = _read_pairs(pairs)
     further = (sentence for block in read_blocks(corpus) for sentence in block.sentences)

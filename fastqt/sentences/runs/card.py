@@ -17,7 +17,8 @@ import torch
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import field, has_type, null_is_nan, parse_object, read_object
+from fastqt.sentences.errors import only_a_report
+from fastqt.sentences.json_text import has_type, read_object
 from fastqt.sentences.runs.checkpoint import (
     CARD,
     CHECKPOINT,
@@ -29,6 +30,7 @@ from fastqt.sentences.runs.checkpoint import (
 )
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import joined_digest
+from fastqt.sentences.runs.metrics_file import read_metrics
 from fastqt.sentences.runs.model import Model, model_digest
 from fastqt.sentences.runs.optimiser_options import DEV_MEASURE, measure_of_best
 from fastqt.sentences.runs.progress import Progress, read_finished
@@ -62,10 +64,14 @@ class Usage:
 
 
 def save_card(directory: Path, model: Model, progress: Progress | None) -> None:
-    """Writes the card of a run, unless a README.md is there that fastqt did not write, or that was edited."""
+    """Writes the card of a run, unless a README.md is there that fastqt did not write, or that was edited.
+
+    A card only tells of a run: that it cannot be written is a warning.
+    """
     path = directory / CARD
-    if is_ours(path):
-        write_text(path, card_text(directory, model, progress))
+    with only_a_report(f"the model card {path}"):
+        if is_ours(path):
+            write_text(path, card_text(directory, model, progress))
 
 
 def is_ours(path: Path) -> bool:
@@ -175,9 +181,7 @@ def _shown(value: Any) -> str:
 
 def _figures(directory: Path, config: TrainConfig) -> list[str]:
     """The last figures of metrics.jsonl, or those of the step whose model was kept; none without reports."""
-    path = directory / METRICS
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [null_is_nan(parse_object(line, path)) for line in text.splitlines()]
+    lines = read_metrics(directory / METRICS, tell=True)
     if not lines:
         return []
 
@@ -185,12 +189,12 @@ def _figures(directory: Path, config: TrainConfig) -> list[str]:
     if kept is None:
         kept, which = lines[-1], "the last report"
     rows = [
-        (name.replace("_", " "), f"{value:.4f}") for name, value in kept.items() if _is_figure(name, value)
+        (name.replace("_", " "), f"{value:.4f}") for name, value in kept.items() if _is_shown(name, value)
     ]
-    return [f"Step {field(kept, 'step', int, path):,}: {which}.\n", _table(("figure", "value"), rows)]
+    return [f"Step {kept['step']:,}: {which}.\n", _table(("figure", "value"), rows)]
 
 
-def _best(lines: list[dict[str, Any]], measure: str | None) -> dict[str, Any] | None:
+def _best(lines: list[dict[str, float]], measure: str | None) -> dict[str, float] | None:
     """The line of the model that was kept, where a figure of validations chooses it."""
     by_pairs = measure == DEV_MEASURE
     judged = [
@@ -199,16 +203,11 @@ def _best(lines: list[dict[str, Any]], measure: str | None) -> dict[str, Any] | 
         if measure in line and not math.isnan(line[measure]) and (by_pairs or line.get("step"))
     ]
     sign = 1 if by_pairs else -1
-    return max(judged, key=lambda line: sign * float(line[measure]), default=None) if measure else None
+    return max(judged, key=lambda line: sign * line[measure], default=None) if measure else None
 
 
-def _is_figure(name: str, value: Any) -> bool:
-    return (
-        has_type(value, float)
-        and value == value
-        and name not in NO_FIGURES
-        and not name.endswith(OF_THE_CLOCK)
-    )
+def _is_shown(name: str, value: float) -> bool:
+    return not math.isnan(value) and name not in NO_FIGURES and not name.endswith(OF_THE_CLOCK)
 
 
 def _results(directory: Path) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A lock on a directory, so that two processes never train in the same one."""
+"""A lock on a directory, so that two processes never write a run or a model to the same one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-LOCK = ".lock"
+LOCK = ".fastqt.lock"
 LOCKED_BYTE = 1 << 30  # On Windows nobody else can read the byte that is locked: it is one beyond the text.
 
 
@@ -51,19 +51,41 @@ def locked(directory: Path) -> Iterator[None]:
             return
 
 
+@contextlib.contextmanager
+def own_directory(directory: Path) -> Iterator[None]:
+    """Creates a directory, if there is none, and holds its lock.
+
+    Where it fails before anything is written, no directory is left behind that was not there.
+    """
+    new = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(directory))
+            except OSError as error:
+                raise InputError(f"cannot write to {directory}: {error.strerror}") from error
+            yield
+    except BaseException:
+        for each in new:
+            with contextlib.suppress(OSError):  # among others, where it is not empty
+                each.rmdir()
+        raise
+
+
 def _lock(file: IO[str], directory: Path) -> bool:
     """Locks a file; returns whether the file system has locks."""
     try:
         _take(file)
     except (BlockingIOError, PermissionError):  # on Linux and macOS, on Windows
         raise InputError(
-            f"{directory}: {_holder(file)} is training in it: wait until it ends, or choose another directory"
+            f"{directory}: {_holder(file)} is writing in it: wait until it ends, or choose another directory"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
         warnings.warn(
-            f"{directory} cannot be locked ({error.strerror}): let no other process train in it", stacklevel=4
+            f"{directory} cannot be locked ({error.strerror}): let no other process write in it", stacklevel=4
         )
         return False
     return True

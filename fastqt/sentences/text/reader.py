@@ -62,11 +62,12 @@ def read_blocks(
 
     Args:
         files: paths of UTF-8 text, read one after the other. Names that end in `.gz` or `.xz` are
-            decompressed; `-` is standard input. Names that end in `.parquet` or `.arrow`, and folders that
-            `Dataset.save_to_disk` of the `datasets` library wrote, are tables.
+            decompressed; `-`, which may be given once, is standard input. Names that end in `.parquet` or
+            `.arrow`, and folders that `Dataset.save_to_disk` of the `datasets` library wrote, are tables.
         start: where to begin, a `Position` from an earlier pass over the same files.
         columns: those of tables that are read.
     """
+    check_stdin_once("corpus", files)
     start = start or Position()
     for file in range(start.file, len(files)):
         if file != start.file:
@@ -120,6 +121,12 @@ def beside(path: str) -> str:
     return "" if other is None or os.path.exists(path) else f"; there is {other}"
 
 
+def check_exists(path: str) -> None:
+    """Checks, before any work, that there is a file of this name, or a folder."""
+    if not os.path.exists(path):
+        raise InputError(f"no such file: {path}{beside(path)}")
+
+
 def read_lines(path: str) -> Iterator[list[str]]:
     """Streams the lines of a text file, blank ones too, without surrounding white space.
 
@@ -133,8 +140,10 @@ def read_lines(path: str) -> Iterator[list[str]]:
 def check_rereadable(name: str, files: Sequence[str], *, copies_stdin: bool = False) -> None:
     """Checks that files can be read more than once; `name` says what they are, for the message.
 
-    Standard input, `-`, cannot, unless the caller keeps a copy of it; then it must be open.
+    Standard input, `-`, cannot, unless the caller keeps a copy of it; then it must be open, and given once.
     """
+    if copies_stdin:
+        check_stdin_once(name, files)
     for path in files:
         if path == STDIN and copies_stdin:
             _check_stdin()
@@ -148,6 +157,12 @@ def check_rereadable(name: str, files: Sequence[str], *, copies_stdin: bool = Fa
                 f"{name}: want files that can be read more than once, got a pipe or a device, {path}; "
                 "write the text to a file first"
             )
+
+
+def check_stdin_once(name: str, files: Sequence[str]) -> None:
+    """Checks that standard input, which has nothing left after it was read, is at most one of the files."""
+    if (times := list(files).count(STDIN)) > 1:
+        raise InputError(f"{name}: want standard input, {STDIN}, once, got it {times} times")
 
 
 def _check_stdin() -> None:

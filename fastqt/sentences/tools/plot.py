@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import null_is_nan
+from fastqt.sentences.json_text import field, has_type, read_object
+from fastqt.sentences.runs.card import LARGEST_FILE
 from fastqt.sentences.runs.checkpoint import CONFIG, EVALUATION, METRICS
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.files import write_atomically
+from fastqt.sentences.runs.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HELD_OUT = "validation_"
+CREATOR = "fastqt plot"  # stands in each figure, by which it may be drawn anew
 PERCENT = ("accuracy", "chance", "dev_spearman")  # figures whose names end so are drawn in per cent
 
 
@@ -80,11 +82,7 @@ class Run:
         """Reads the files in a directory that `fastqt train` wrote."""
         directory = Path(directory)
         config = TrainConfig.load(directory / CONFIG)
-        try:
-            text = (directory / METRICS).read_text(encoding="utf-8")
-            lines = [json.loads(line, object_hook=null_is_nan) for line in text.splitlines()]
-        except (FileNotFoundError, json.JSONDecodeError) as error:
-            raise InputError(f"{directory / METRICS} cannot be read: {error}") from None
+        lines = read_metrics(directory / METRICS, tell=True)
         if not lines:
             raise InputError(f"nothing to draw: {directory / METRICS} has no line yet")
         name = one_line(directory.resolve().name)  # matplotlib refuses what is not UTF-8
@@ -95,7 +93,7 @@ class Run:
 
         Over "seconds" they are over hours. Accuracies and Spearman's coefficients are in per cent.
         """
-        lines = [line for line in self.lines if name in line]
+        lines = [line for line in self.lines if name in line and over in line]
         unit = 3600 if over == "seconds" else 1
         factor = 100 if name.endswith(PERCENT) else 1
         return [line[over] / unit for line in lines], [factor * line[name] for line in lines]
@@ -107,18 +105,19 @@ class Run:
     @property
     def hours(self) -> float:
         """The time of the whole training."""
-        return self.lines[-1]["seconds"] / 3600
+        return self.lines[-1].get("seconds", math.nan) / 3600
 
 
 def _evaluation(path: Path) -> tuple[Any, Any]:
     if not path.exists():
         return None, None
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-        tasks, width = results["tasks"], results["width"]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        results = read_object(path, most_bytes=LARGEST_FILE)
+        width = field(results, "width", int, path)
+        tasks = [each for each in field(results, "tasks", dict, path).values() if has_type(each, dict)]
+        accuracies = [field(each, "accuracy", float, path) for each in tasks if "accuracy" in each]
+    except InputError as error:
         raise InputError(f"{path} is not what `fastqt evaluate --json` writes: {error}") from error
-    accuracies = [figures["accuracy"] for figures in tasks.values() if "accuracy" in figures]
     return (100 * sum(accuracies) / len(accuracies) if accuracies else None), width
 
 
@@ -163,6 +162,11 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
     }
 
     Path(out).mkdir(parents=True, exist_ok=True)
+    for path in (Path(out, f"{name}.svg") for name, panels in figures.items() if panels):
+        if path.exists() and f">{CREATOR}<" not in path.read_text(encoding="utf-8", errors="replace"):
+            raise InputError(
+                f"cannot write {path}: fastqt plot has not drawn what is there; want another out"
+            )
     written = []
     for name, panels in figures.items():
         if panels:
@@ -175,7 +179,7 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
                 axes.grid(alpha=0.3)
                 axes.legend(fontsize="small")
             written.append(Path(out) / f"{name}.svg")
-            save = partial(figure.savefig, format="svg", metadata={"Date": None})
+            save = partial(figure.savefig, format="svg", metadata={"Date": None, "Creator": CREATOR})
             write_atomically(written[-1], save)
     return written
 
@@ -211,9 +215,11 @@ def _scores(axes: Axes, runs: list[Run], over: str) -> None:
 
 def _views(axes: Axes, runs: list[Run]) -> None:
     for number, run in enumerate(runs):
-        steps, alignment = run.series("alignment")
-        _, uniformity = run.series("uniformity")
-        for step, x, y in zip(steps, alignment, uniformity, strict=True):
-            label = run.name if step == steps[-1] else None
-            axes.plot(x, y, ".", color=f"C{number}", alpha=1 - 0.8 * (1 - step / steps[-1]), label=label)
+        lines = [line for line in run.lines if {"alignment", "uniformity"} <= line.keys()]
+        last = max((line["step"] for line in lines), default=0)
+        for line in lines:
+            age = 1 - line["step"] / last if last else 0.0
+            label = run.name if line is lines[-1] else None
+            point = line["alignment"], line["uniformity"]
+            axes.plot(*point, ".", color=f"C{number}", alpha=1 - 0.8 * age, label=label)
     axes.set(xlabel="alignment", ylabel="uniformity")

@@ -18,7 +18,7 @@ from fastqt.sentences.runs.model import choose_device
 from fastqt.sentences.runs.optimiser_options import has_schedule
 from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
 from fastqt.sentences.text import Batch, Lexicon, Sample, Span
-from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.text.reader import check_exists, check_rereadable
 from fastqt.sentences.train.average import Average
 from fastqt.sentences.train.choice import build_objective
 from fastqt.sentences.train.clock import Moment, Parts
@@ -29,7 +29,7 @@ from fastqt.sentences.train.objectives import Measured, Turn
 from fastqt.sentences.train.opening import opening
 from fastqt.sentences.train.optim import clip_gradients
 from fastqt.sentences.train.precision import Precision
-from fastqt.sentences.train.preparation import check_same_settings, own_directory, prepare
+from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
 from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
 from fastqt.sentences.train.profiling import Trace, begin_peak, check_trace, peak_memory
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
@@ -103,7 +103,11 @@ def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
         return
     check_rereadable("corpus", config.corpus, copies_stdin=True)
     check_rereadable("teacher", config.teacher or ())
-    with own_directory(directory):
+    for name, path in (("valid", config.valid), ("dev", config.dev)):  # --resume reads them again
+        if path is not None:
+            check_rereadable(name, [path])
+            check_exists(path)
+    with own_run(directory):
         yield
 
 
@@ -243,6 +247,11 @@ class Trainer:
                 if stops:
                     break
 
+            # Last, because it only tells of the run; one that was killed before it is given it when resumed.
+            is_due = progress.step > first_step or not (self.directory / checkpoint.CARD).exists()
+            if log is not None and self.has_ended and is_due:
+                save_card(self.directory, self.model, progress)
+
         taken, stalled = progress.step - first_step, measurements.best.has_stalled
         stopped_by = None if self.has_ended else stopped_by
         memory = peak_memory(self.objective.device)
@@ -359,6 +368,7 @@ class Trainer:
 
         def write() -> None:
             assert log is not None  # for mypy: this is rank 0
+            self.measurements.check_weights()
             self.progress.metrics_length = log.sync()
             progress = replace(self.progress)
             self.precision.store(progress)
@@ -369,8 +379,6 @@ class Trainer:
             # again; the other way round, a finished training could keep an old model.
             if not self.measurements.best.is_kept:
                 checkpoint.save_model(self.directory / checkpoint.MODEL, self.average.model)
-            if self.has_ended:
-                save_card(self.directory, self.model, progress)
 
             path = self.directory / checkpoint.CHECKPOINT
             if not self.has_ended or self.config.keep_checkpoint:

@@ -84,6 +84,15 @@ class Measurements:
                 f"the loss is {loss.item()} at step {step}: start again with a lower learning_rate"
             )
 
+    def check_weights(self) -> None:
+        """Raises InputError if a weight is not finite, before such a model takes the place of a good one."""
+        for name, weight in self.objective.model.named_parameters():
+            if not weight.isfinite().all():
+                raise InputError(
+                    f"the weights {name} are not finite after step {self.progress.step}, and were not saved: "
+                    "start again with a lower learning_rate"
+                )
+
     def _judged(self, line: dict[str, float]) -> dict[str, float]:
         """The line of a validation, after its model was written if it is the best so far."""
         if self.best.takes(line):

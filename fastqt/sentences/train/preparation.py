@@ -20,27 +20,18 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.files import PARTIAL, write_atomically
 from fastqt.sentences.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
-from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.pairs_model import prompts_of
 from fastqt.sentences.runs.pairs_options import check_columns
-from fastqt.sentences.runs.progress import FINISHED, Progress, read_finished
+from fastqt.sentences.runs.progress import Progress, read_finished
+from fastqt.sentences.runs.run_files import RUN_FILES
 from fastqt.sentences.runs.views_options import check_width, reads_rows
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import Span, split, too_short
-from fastqt.sentences.text.reader import STDIN, beside
+from fastqt.sentences.text.reader import READ_BYTES, STDIN, beside
 from fastqt.sentences.text.tables import data_files, is_table
 from fastqt.sentences.text.vocabulary import Unknown
 from fastqt.sentences.train.objectives import smallest_batch
-
-RUN_FILES = (
-    checkpoint.CONFIG,
-    checkpoint.VOCABULARY,
-    checkpoint.VECTORS,
-    checkpoint.METRICS,
-    checkpoint.MODEL,
-    checkpoint.CHECKPOINT,
-    FINISHED,
-)
 
 
 class Prepared(NamedTuple):
@@ -83,43 +74,30 @@ def prepare(
 
 
 @contextlib.contextmanager
-def own_directory(directory: Path) -> Iterator[None]:
-    """Creates the directory of a run and keeps other trainings out of it.
-
-    A training that is refused before it has written anything leaves no directory behind that was not there.
-    """
-    new = [each for each in (directory, *directory.parents) if not each.exists()]
-    try:
-        with _locked_directory(directory):
-            for name in (*RUN_FILES, checkpoint.CORPUS, checkpoint.CARD):
-                # A training that was killed leaves behind what it was writing.
-                for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
-                    partial.unlink()
-            yield
-    except BaseException:
-        for each in new:
-            with contextlib.suppress(OSError):  # among others, where it is not empty
-                each.rmdir()
-        raise
-
-
-@contextlib.contextmanager
-def _locked_directory(directory: Path) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(directory))
-        except OSError as error:
-            raise InputError(f"cannot write to {directory}: {error.strerror}") from error
+def own_run(directory: Path) -> Iterator[None]:
+    """Holds the directory of a run, without what a training that was killed was writing there."""
+    with own_directory(directory):
+        for name in (*RUN_FILES, checkpoint.CORPUS, checkpoint.CARD):
+            for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
+                partial.unlink()
         yield
 
 
 def check_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
-    """Checks that a training may start in a directory, or continue there with these settings."""
-    if not resume and any((directory / name).exists() for name in RUN_FILES):
+    """Checks that a training may start in a directory, or continue there with these settings.
+
+    A run writes its config.json first, so other files that have a run's names without it are not a run's.
+    """
+    names = [name for name in RUN_FILES if (directory / name).exists()]
+    if names and not resume:
         raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
-    if resume and (directory / checkpoint.CONFIG).exists():
+    if checkpoint.CONFIG in names:
         config.check_resumes(TrainConfig.load(directory / checkpoint.CONFIG))
+    elif names:
+        raise InputError(
+            f"{directory} holds no run to resume, but a file of a run's name, {names[0]}: move it, or choose "
+            "another directory"
+        )
 
 
 def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
@@ -128,14 +106,34 @@ def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str
     Standard input can be read only once, so it is copied to the run's directory.
     """
     copy = directory / checkpoint.CORPUS
+    has_run = resume and (directory / checkpoint.CONFIG).exists()
+    if STDIN in config.corpus and not (has_run and copy.exists()):
+        _copy_input(copy)
+    return [str(copy) if name == STDIN else name for name in config.corpus]
+
+
+def _copy_input(copy: Path) -> None:
+    """Copies standard input to a file. One that is there stays, and the text must be the same.
+
+    It is a user's own, or the copy of a training that ended before its first step.
+    """
 
     def copy_input(partial: Path) -> None:
         with partial.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
 
-    if STDIN in config.corpus and not (resume and copy.exists()):
+    if not copy.exists():
         write_atomically(copy, copy_input)
-    return [str(copy) if name == STDIN else name for name in config.corpus]
+        return
+
+    with copy.open("rb") as file:
+        while (piece := file.read(READ_BYTES)) == sys.stdin.buffer.read(READ_BYTES):
+            if not piece:
+                return
+    raise InputError(
+        f"{copy} is there, with another text than that of standard input, which would be copied to it: train "
+        "on that file, move it, or choose another directory"
+    )
 
 
 def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:

@@ -8,6 +8,7 @@ from types import TracebackType
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.process_memory import peak_bytes
 
@@ -57,9 +58,10 @@ class Trace:
         if trace is None or self._path is None:
             return
         trace.stop()
-        write_atomically(self._path, lambda partial: trace.export_chrome_trace(str(partial)))
-        first, last = (self._before + number for number in (self._first, self._done))
-        self._say(f"{self._path}: trace of steps {first} to {last} for ui.perfetto.dev")
+        with only_a_report(f"the trace {self._path}"):
+            write_atomically(self._path, lambda partial: trace.export_chrome_trace(str(partial)))
+            first, last = (self._before + number for number in (self._first, self._done))
+            self._say(f"{self._path}: trace of steps {first} to {last} for ui.perfetto.dev")
 
     def __enter__(self) -> Trace:
         self._begin_if_due()

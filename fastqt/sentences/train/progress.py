@@ -76,7 +76,8 @@ class Display:
         """Counts the sentences of one more step."""
         self.done += sentences
         if self._bar is not None:
-            self._bar.update(sentences)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self._bar.update(sentences)
 
     def report(self, line: dict[str, float]) -> None:
         """Shows a line of metrics.jsonl."""
@@ -97,7 +98,8 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
 
 
 class Silent(Display):

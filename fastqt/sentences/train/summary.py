@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fastqt.sentences.json_text import null_is_nan
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.metrics_file import read_metrics
 from fastqt.sentences.runs.optimiser_options import DEV_MEASURE
 from fastqt.sentences.runs.views_options import reads_rows
 from fastqt.sentences.text import read_blocks
@@ -58,7 +57,8 @@ def closing_table(directory: Path, measure: str | None = DEV_MEASURE) -> str:
         columns[f"step {best['step']:,}, kept"] = best
     columns[f"step {validated[-1]['step']:,}"] = validated[-1]
     names = [name for name in validated[-1] if name.startswith((HELD_OUT, "dev_"))]
-    return _table("held out", {key: {name: line[name] for name in names} for key, line in columns.items()})
+    shown = {key: {name: line[name] for name in names if name in line} for key, line in columns.items()}
+    return _table("held out", shown)
 
 
 def speed(directory: Path) -> str:
@@ -67,12 +67,13 @@ def speed(directory: Path) -> str:
     A run that waits for its text more than for everything else says so.
     """
     lines = [line for line in _lines(directory) if "tokens_per_second" in line]
-    seconds = {part: sum(line[f"{part}_seconds"] for line in lines) for part in PARTS}
+    seconds = {part: sum(line.get(f"{part}_seconds", 0.0) for line in lines) for part in PARTS}
     total = sum(seconds.values())
     if not total:
         return ""
     rates = [
-        sum(line[f"{unit}_per_second"] for line in lines) / len(lines) for unit in ("sentences", "tokens")
+        sum(line.get(f"{unit}_per_second", 0.0) for line in lines) / len(lines)
+        for unit in ("sentences", "tokens")
     ]
     shares = ", ".join(f"{part} {value / total:.0%}" for part, value in seconds.items())
     text = f"{rates[0]:,.0f} sentences/s, {rates[1]:,.0f} tokens/s; time: {shares}"
@@ -135,8 +136,7 @@ def _worse_on_pairs(directory: Path) -> list[str]:
 
 
 def _lines(directory: Path) -> list[dict[str, float]]:
-    text = (directory / METRICS).read_text(encoding="utf-8")
-    return [json.loads(line, object_hook=null_is_nan) for line in text.splitlines()]
+    return read_metrics(directory / METRICS)
 
 
 def _held_out(line: Line) -> bool:
@@ -213,4 +213,5 @@ def _example(text: str) -> str:
     """A short sentence of a text, or else its first one."""
     blocks = itertools.chain.from_iterable(block.sentences for block in read_blocks([text]))
     sentences = list(itertools.islice(blocks, LOOKED_AT))
-    return next((sentence for sentence in sentences if len(sentence.split()) in SHORT), sentences[0])
+    shortest = sentences[0] if sentences else "a sentence"  # the text may have changed since it was read
+    return next((sentence for sentence in sentences if len(sentence.split()) in SHORT), shortest)

@@ -109,6 +109,16 @@ def test_results_that_cannot_be_written(monkeypatch, capsys):
     assert capsys.readouterr().err == f"fastqt: {TO_STDOUT}: No space left on device\n"
 
 
+@pytest.mark.parametrize("sink", ["| true", pytest.param(">/dev/full", marks=FULL)])
+def test_a_summary_that_nobody_reads_does_not_end_a_training(planted, tmp_path, sink):
+    options = "--word-dim 4 --batch-size 40 --context-size 1 --steps 1"
+    done = shell(f"{{}} train {planted[0]} --out {tmp_path}/run {options} {sink}")
+    assert done.returncode == 0
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("fastqt: warning: the summary of the training cannot be written: ")
+    assert (tmp_path / "run" / "finished.json").exists()
+
+
 def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
     """Otherwise what libraries print on standard error would be written to the file."""
     program = (

@@ -11,6 +11,7 @@ from fastqt.sentences.cli import main
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.expand import add_words
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.lock import locked
 from fastqt.sentences.train import train
 from tests.shared.tolerances import FLOAT32, relative
 
@@ -99,9 +100,21 @@ def test_a_failed_write_leaves_no_part_of_a_model(model, tmp_path, monkeypatch):
         patch.setattr("fastqt.sentences.inference.expand.save_model", full)
         with pytest.raises(OSError, match="No space left on device"):
             add_words(model, *pretrained(model), out)
-    assert not list(out.iterdir())
+    assert not out.exists()
     add_words(model, *pretrained(model), out)
     assert len(list(out.iterdir())) == 3
+
+
+@pytest.mark.parametrize("model", ["bow"], indirect=True)
+def test_a_directory_that_another_process_writes_to_is_refused(model, tmp_path):
+    out = tmp_path / "expanded"
+    out.mkdir()
+    with locked(out), pytest.raises(InputError, match="is writing in it: wait until it ends"):
+        add_words(model, *pretrained(model), out)
+    (out / "metrics.jsonl").touch()
+    with pytest.raises(InputError, match=r"a file of its name, metrics\.jsonl"):
+        add_words(model, *pretrained(model), out)
+    assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_model_without_word_vectors_is_refused(planted, tmp_path):

@@ -26,33 +26,33 @@ with locked(Path(sys.argv[1])):
 def test_the_second_learns_who_holds_the_lock_and_may_have_it_after_a_kill(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"locked\n"
-        who = f"process {holder.pid} on host {os.uname().nodename} is training in it"
+        who = f"process {holder.pid} on host {os.uname().nodename} is writing in it"
         with pytest.raises(InputError, match=who), locked(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
     with locked(tmp_path):
-        assert (tmp_path / ".lock").exists()
+        assert (tmp_path / ".fastqt.lock").exists()
     assert not list(tmp_path.iterdir())
 
 
 def test_it_is_released_after_an_error(tmp_path):
     with pytest.raises(KeyboardInterrupt), locked(tmp_path):
         raise KeyboardInterrupt
-    with locked(tmp_path), pytest.raises(InputError, match="is training in it"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(InputError, match="is writing in it"), locked(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "host": 1}', "9" * 999, "[" * 999])
 def test_any_text_may_stand_in_the_file(tmp_path, text):
     with locked(tmp_path):
-        (tmp_path / ".lock").write_text(text)
-        with pytest.raises(InputError, match="another process is training in it"), locked(tmp_path):
+        (tmp_path / ".fastqt.lock").write_text(text)
+        with pytest.raises(InputError, match="another process is writing in it"), locked(tmp_path):
             pass
 
 
 def test_a_file_that_was_removed_before_it_was_locked_is_not_enough(tmp_path, monkeypatch):
     """Otherwise two processes could hold locks: one on the removed file, one on its successor."""
-    path, take = tmp_path / ".lock", fcntl.flock
+    path, take = tmp_path / ".fastqt.lock", fcntl.flock
     inodes = []
 
     def remove_and_take(file, operation):

@@ -124,12 +124,48 @@ def test_panels_without_data_are_not_drawn(tmp_path, drawn):
 def test_a_directory_without_a_run_is_named(tmp_path, quick):
     with pytest.raises(InputError, match=r"no trained model in .*empty: config.json is missing"):
         draw_figures([quick, tmp_path / "empty"], tmp_path)
-    (quick / "evaluation.json").write_text("[]")
-    with pytest.raises(InputError, match=r"evaluation.json is not what `fastqt evaluate --json` writes"):
-        draw_figures([quick], tmp_path)
-    (quick / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
-        draw_figures([quick], tmp_path)
+    for text in (
+        "[]",
+        "{",
+        "{}",
+        '{"tasks": [], "width": 1}',
+        '{"tasks": {"MR": {"accuracy": "x"}}}',
+        "\xff",
+    ):
+        (quick / "evaluation.json").write_text(text, encoding="latin-1")
+        with pytest.raises(InputError, match=r"evaluation.json is not what `fastqt evaluate --json` writes"):
+            draw_figures([quick], tmp_path)
+    for text in ("", "5\n"):
+        (quick / "metrics.jsonl").write_text(text)
+        with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
+            draw_figures([quick], tmp_path)
     (quick / "metrics.jsonl").unlink()
-    with pytest.raises(InputError, match=r"metrics.jsonl cannot be read"):
+    with pytest.raises(InputError, match=r"nothing to draw: .*metrics.jsonl has no line yet"):
         Run.load(quick)
+
+
+def test_damaged_lines_are_left_out(quick, mixed, tmp_path, drawn, capsys):
+    bad = ["5", "null", '{"step": "x", "loss": 1}', "{", '{"step": 9' + "9" * 400 + "}", "\xff", "[[[[", ""]
+    bad.insert(0, '{"step": 2, "loss": "x", "alignment": 1' + "0" * 400 + ', "forward_accuracy": null}')
+    for run in (quick, mixed):
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        text = "\n".join([*bad[:4], lines[0], *bad[4:], *lines[1:], '{"step": 1, "uniformity": -1}']) + "\n"
+        (run / "metrics.jsonl").write_text(text, encoding="latin-1")
+    draw_figures([quick, mixed], tmp_path / "figures")
+    assert drawn["training"]["step", "loss"]["quick"] == [[100, 200], [4, 3]]
+    assert drawn["views"]["alignment", "uniformity"]["mixed"] == [[0.2 / 3], [-0.3]]
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split("metrics.jsonl ")[1] for line in warnings] == [
+        "is damaged in 6 of its lines, first in line 2: left out"
+    ] * 2
+
+
+def test_a_drawing_of_somebody_else_stays(quick, tmp_path):
+    other = tmp_path / "efficiency.svg"
+    other.write_text("<svg>mine</svg>")
+    with pytest.raises(InputError, match=r"efficiency.svg: fastqt plot has not drawn what is there"):
+        draw_figures([quick], tmp_path)
+    assert other.read_text() == "<svg>mine</svg>"
+    assert not (tmp_path / "training.svg").exists()
+    other.unlink()
+    assert draw_figures([quick], tmp_path) == draw_figures([quick], tmp_path)

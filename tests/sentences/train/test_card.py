@@ -12,6 +12,7 @@ from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
+from fastqt.sentences.train.summary import closing_table
 
 SMALL = {"word_dim": 6, "batch_size": 50, "context_size": 2, "steps": 3, "keep_checkpoint": True}
 
@@ -101,6 +102,43 @@ def test_a_damaged_or_other_evaluation_is_left_out(config, tmp_path, text):
     (tmp_path / "run/evaluation.json").write_text(text)
     train(config, tmp_path / "run")
     assert "## Evaluation" not in (tmp_path / "run/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "damage", ["5", '"x"', "{", "null", '{"step": "x", "loss": 1}', '{"step": -1}', '{"loss": 1}']
+)
+def test_damaged_metrics_do_not_end_a_training(config, tmp_path, damage, capsys):
+    """What only tells of a run comes last, and is a warning."""
+    run = tmp_path / "run"
+    train(replace(config, report_every=1), run)
+    metrics = run / "metrics.jsonl"
+    first, *others = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([damage.ljust(len(first) - 1) + "\n", *others]))
+    capsys.readouterr()
+    assert train(replace(config, report_every=1, steps=5), run, resume=True).step == 5
+    assert (
+        f"fastqt: warning: {metrics} is damaged in 1 of its lines, first in line 1" in capsys.readouterr().err
+    )
+    assert "Step 5: the last report." in (run / "README.md").read_text()
+    assert closing_table(run)
+
+
+def test_a_card_that_cannot_be_written_comes_with_the_next_call(config, tmp_path, monkeypatch, capsys):
+    """The model and the end of the training are stored before it."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("fastqt.sentences.runs.card.write_text", full)
+        assert train(replace(config, keep_checkpoint=False), run).step == 3
+    told = f"fastqt: warning: the model card {run / 'README.md'} cannot be written: No space left on device\n"
+    assert told in capsys.readouterr().err
+    assert (run / "finished.json").exists()
+    assert not (run / "README.md").exists()
+    assert train(replace(config, keep_checkpoint=False), run, resume=True).taken == 0
+    assert "Step 3: the last report." in (run / "README.md").read_text()
 
 
 def test_bars_and_folders(config, tmp_path):

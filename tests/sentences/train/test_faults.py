@@ -128,7 +128,7 @@ def assert_whole(run):
         "checkpoint.safetensors",
         "finished.json",
         "README.md",
-        ".lock",
+        ".fastqt.lock",
     }
     if (run / "checkpoint.safetensors").exists():
         read_progress(run / "checkpoint.safetensors")

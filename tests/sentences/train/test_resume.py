@@ -273,7 +273,7 @@ def test_a_second_training_in_the_directory_is_refused(planted, tmp_path):
                 messages.append(str(error.value))
 
     train(config, tmp_path, display=Second)
-    who = f"{tmp_path}: process {os.getpid()} on host {os.uname().nodename} is training in it"
+    who = f"{tmp_path}: process {os.getpid()} on host {os.uname().nodename} is writing in it"
     assert len(messages) > 2
     assert all(message.startswith(who) for message in messages)
     assert train(config, tmp_path, resume=True).step == 10

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastqt._version import __version__
 from fastqt.errors import InputError
+from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export.folder import check_folder, new_folder
 from fastqt.sentences.inference.export.library_folder import LIBRARY, library_usage, write_library_folder
@@ -46,6 +47,9 @@ def export_run(
         "prompts": encoder.prompts._asdict(),
         "model": encoder.digest,
     }
+    progress = None
+    with only_a_report("what the model was trained on"):
+        progress = progress_of(run)
     with new_folder(out, about) as folder:
         if format == LIBRARY:
             write_library_folder(folder, run, encoder, config, normalize=normalize)
@@ -56,5 +60,5 @@ def export_run(
         else:
             write_safetensors(folder, encoder, config, normalize=normalize)
             usage = SAFETENSORS_USAGE
-        write_text(folder / CARD, card_text(run, encoder.model, progress_of(run), usage))
+        write_text(folder / CARD, card_text(run, encoder.model, progress, usage))
     return encoder.model.embedding_dim

@@ -21,6 +21,7 @@ from fastqt.sentences.inference.index.searchers import ID_BYTES, MOST_LINKS, SEA
 from fastqt.sentences.inference.index.spool import Spool
 from fastqt.sentences.inference.search import normalized
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
+from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.limits import check_bytes
 
@@ -80,6 +81,7 @@ def build_index(
     if Path(out).exists() and not Path(out).is_file():
         raise InputError(f"{out}: want a regular file, since an index is read in place, got another kind")
     check_can_be_written(out)
+    check_is_not_read(out, corpus)
     if options.kind in ("ivf", "hnsw"):
         import_faiss()
 
