@@ -14,6 +14,8 @@ become relative in the copy, and torch's operators get the name of the copy.
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -29,6 +31,25 @@ IMPORT = re.compile(r"^(\s*)from fastqt(\.[\w.]+)? import ", re.MULTILINE)
 LOADS_BY_NAME = re.compile(
     r"^\s*import fastqt\b|(import_module|find_spec|files)\(\s*f?\"fastqt", re.MULTILINE
 )
+# The folder with the kernel's name: older versions of `kernels` import it in place of the package above it.
+OLDER = '''"""The package above this folder, for older versions of `kernels`, which import this folder."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+if "{identifier}" not in sys.modules:
+    _spec = importlib.util.spec_from_file_location("{identifier}", Path(__file__).parents[1] / "__init__.py")
+    sys.modules["{identifier}"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["{identifier}"])
+
+_package = sys.modules["{identifier}"]
+__all__ = _package.__all__
+
+
+def __getattr__(name):
+    return getattr(_package, name)
+'''
 FIELD = re.compile(r"^(\w+) = (.+)$", re.MULTILINE)
 
 
@@ -77,7 +98,13 @@ def write_backend(folder: Path, backend: str, general: dict[str, object]) -> Non
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
     (folder / "kernels" / "__init__.py").touch()
+    (folder / str(general["name"])).mkdir()
+    (folder / str(general["name"]) / "__init__.py").write_text(
+        OLDER.replace("{identifier}", identifier), encoding="utf-8"
+    )
 
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()) for path in files}
     metadata = {
         "id": identifier,
         "name": general["name"],
@@ -85,6 +112,10 @@ def write_backend(folder: Path, backend: str, general: dict[str, object]) -> Non
         "license": general["license"],
         "python-depends": [],
         "backend": {"type": backend},
+        "digest": {
+            "algorithm": "sha256",
+            "files": {name: base64.b64encode(of.digest()).decode() for name, of in digests.items()},
+        },
     }
     (folder / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
 
@@ -94,6 +125,8 @@ def copy(path: Path, folder: Path, name: Path, identifier: str) -> None:
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
     text = relative(path.read_text(encoding="utf-8"), depth=len(name.parts))
+    if name == Path("__init__.py"):  # of the package, whose names are those that the copy has
+        text = text.replace('    "nn",\n', "")
     text = text.replace("torch.ops.fastqt", f"torch.ops.{identifier}").replace("fastqt::", f"{identifier}::")
     if (absolute := LOADS_BY_NAME.search(text)) is not None:
         raise SystemExit(f"{path}: want imports that can become relative, got {absolute[0].strip()!r}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import lightning
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastqt.checks import check_number, check_option, shown
 from fastqt.distributed import Group
+from fastqt.integrations._libraries import load_library
 from fastqt.nn.losses import Loss
+
+load_library("lightning")
+import lightning  # noqa: E402  # after the check of its version
 
 __all__ = ["ContrastiveModule"]
 

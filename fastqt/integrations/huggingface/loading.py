@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from fastqt.checks import check_size, shown
 from fastqt.errors import InputError, one_line
+from fastqt.integrations._libraries import load_library
 from fastqt.nn.tokens import Encoded, list_of_texts
 
 # A tokenizer of transformers sets its library's truncation and padding before it encodes: two threads that do
@@ -149,10 +149,5 @@ def _from_pretrained(directory: Path, *classes: str) -> list[Any]:
 
 
 def transformers() -> Any:
-    """The `transformers` library, or ImportError that names the extra `hf`, which installs it."""
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Hugging Face checkpoints need the transformers library: pip install 'fastqt[hf]'"
-        ) from error
+    """The `transformers` library, or ImportError that says how it is installed."""
+    return load_library("transformers")

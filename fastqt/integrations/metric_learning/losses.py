@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import distances, losses, reducers, regularizers
-from pytorch_metric_learning.utils import common_functions, loss_and_miner_utils
 from torch import Tensor
 
 from fastqt.checks import INTEGERS, check_flag, check_number, check_option, shown
@@ -121,7 +120,8 @@ class _FromLabels(losses.BaseMetricLossFunction):
             )
             return computed
 
-        common_functions.labels_or_indices_tuple_required(labels, indices_tuple)
+        if labels is None and indices_tuple is None:
+            raise ValueError("labels: want them or an indices_tuple, got neither")
         self._record_norms(embeddings, ref_emb)
 
         arguments = Given(embeddings, labels, ref_emb, ref_labels)
@@ -158,8 +158,8 @@ class _FromLabels(losses.BaseMetricLossFunction):
 
     def _of_lists(self, arguments: Given, indices_tuple: Any) -> tuple[Tensor, Any, str] | None:
         """The same from lists of pairs or triplets."""
-        to_pairs = loss_and_miner_utils.convert_to_pairs
-        a1, p, a2, n = to_pairs(indices_tuple, arguments.labels, arguments.ref_labels)
+        a1, p, *others = indices_tuple  # negative pairs or, of triplets, the negatives of the same anchors
+        a2, n = others if len(others) == 2 else (a1, *others)
         if not len(a1) or not len(a2) or _too_few(len(a1), len(a2)):
             return None
         queries, candidates = self._rows(arguments.embeddings), self._rows(arguments.ref_emb)
@@ -298,9 +298,9 @@ class SupConLoss(_FromLabels, losses.SupConLoss):
         self, score: Any, positive: tuple[Tensor, Tensor], negative: tuple[Tensor, Tensor], N: int, M: int
     ) -> tuple[Tensor, Any, str]:
         positive, negative = distinct(*positive, M), distinct(*negative, M)
-        if hasattr(self, "_assert_either_pos_or_neg"):  # from 2.9 on
-            both = torch.isin(positive[0] * M + positive[1], negative[0] * M + negative[1])
-            assert not both.any(), "Each pair should be either be positive or negative"
+        # As the library from 2.9 on.
+        both = torch.isin(positive[0] * M + positive[1], negative[0] * M + negative[1])
+        assert not both.any(), "Each pair should be either be positive or negative"
         others = logsumexp_by_row(score(*negative), negative[0], N)
         rows = supcon_of_pairs(score(*positive), positive[0], others)
         return rows, row_numbers(N, rows.device), "element"

@@ -7,6 +7,7 @@ imported when they are first used, so that this module can be imported without t
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fastqt.integrations._libraries import load_library
 from fastqt.integrations.sentence_transformers.columns import CachedLoss, SentenceTransformerLoss
 from fastqt.integrations.sentence_transformers.patching import Patch, patch
 
@@ -68,4 +69,5 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not imported above i
         """Imports a replacement; Python calls this for names that the module does not hold yet."""
         if name not in REPLACEMENTS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        load_library("sentence_transformers")
         return getattr(import_module(f"{__name__}.{REPLACEMENTS[name]}"), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,10 +30,6 @@ INFO_NCE = """
 
 # Features that say where sentences lie in tensors that have no row for each of them.
 WITHOUT_ROWS = frozenset(("offsets", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw"))
-
-
-def _has_library() -> bool:
-    return find_spec("sentence_transformers") is not None
 
 
 class SentenceTransformerLoss(nn.Module):
@@ -114,9 +109,10 @@ class SentenceTransformerLoss(nn.Module):
         As in the library's own losses, all columns but the first one are embedded at once where they can be,
         so that dropout draws the numbers that it draws there.
         """
-        if not _has_library():
+        try:
+            from sentence_transformers.base.losses.merged_forward import embed_columns
+        except ImportError:  # no library, or one before version 6, whose own losses embed a column at a time
             return [self.model(features)["sentence_embedding"] for features in columns]
-        from sentence_transformers.base.losses.merged_forward import embed_columns
 
         embeddings: list[Tensor] = embed_columns(self.model, columns)
         return embeddings

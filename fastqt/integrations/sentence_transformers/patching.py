@@ -7,6 +7,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
+from fastqt.integrations._libraries import load_library
+
 PACKAGE = "fastqt.integrations.sentence_transformers"
 LOSSES = (
     "sentence_transformers.sentence_transformer.losses",
@@ -34,7 +36,7 @@ def patch() -> Patch:
         What undoes it: by `undo()`, or as a context manager at the end of a `with`.
 
     Raises:
-        ImportError: the library is not installed.
+        ImportError: the library is not installed, or older than version 6.
 
     Example:
         >>> from sentence_transformers import losses
@@ -43,6 +45,7 @@ def patch() -> Patch:
         ...     losses.MultipleNegativesRankingLoss.__mro__[1].__name__
         'Replacement'
     """
+    load_library("sentence_transformers")
     replacements: dict[str, str] = import_module(PACKAGE).REPLACEMENTS
     theirs = {name: kind for module in map(import_module, LOSSES) for name, kind in vars(module).items()}
     # All are imported first: they are made from what the library has.

@@ -52,7 +52,10 @@ def _check_argument(name: str, value: object) -> None:
         raise TypeError(f"{name}: want a SentenceTransformer, got {shown(value)}")
     if name in NUMBERS and not isinstance(value, Tensor):
         check_number(name, value)
-    if name == "mini_batch_size" or (name == "mini_batch_num_tokens" and value is not None):
+    # Of a number of tokens that is too small the library says so itself.
+    if name == "mini_batch_size" or (
+        name == "mini_batch_num_tokens" and type(value) not in (int, type(None))
+    ):
         check_size(name, value)
     if name == "directions" and value is not None and not isinstance(value, Iterable):
         raise TypeError(f"directions: want a sequence of names, got {shown(value)}")

@@ -94,8 +94,8 @@ def run(
         from fastqt.sentences import evaluation
         from fastqt.sentences.evaluation import evaluate, load_encoder  # what needs the extra
         from fastqt.sentences.evaluation.vectors import say
-    except ModuleNotFoundError as error:
-        raise InputError(f"evaluate needs {error.name}: pip install 'fastqt[eval]'") from error
+    except ImportError as error:
+        raise InputError(f"evaluate: {error}") from error
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
 
     if json is not None:

@@ -87,8 +87,8 @@ def run(
     """Runs the command. For the arguments see `add_parser`; returns the exit status."""
     try:
         from fastqt.sentences import evaluation
-    except ModuleNotFoundError as error:
-        raise InputError(f"retrieve needs {error.name}: pip install 'fastqt[eval]'") from error
+    except ImportError as error:
+        raise InputError(f"retrieve: {error}") from error
     from fastqt.sentences.evaluation import captions as protocol
     from fastqt.sentences.runs.digests import digest
     from fastqt.sentences.runs.files import check_can_be_written, check_ending

@@ -89,7 +89,11 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not imported above i
     def __getattr__(name: str) -> object:
         """Imports a public name; Python calls this for names that the module does not hold yet."""
         for place in _HOMES if name in __all__ else ():
-            home = import_module(f"fastqt.sentences.{place}")
+            try:
+                home = import_module(f"fastqt.sentences.{place}")
+            except ModuleNotFoundError as error:
+                wanted = f"want {error.name}, got none: pip install 'fastqt[eval]'"
+                raise ImportError(wanted, name=error.name) from error
             if hasattr(home, name):
                 return globals().setdefault(name, getattr(home, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from sentence_transformers.base.modules.input_module import InputModule
 from torch import Tensor, nn
 
 from fastqt.errors import InputError
+from fastqt.integrations._libraries import load_library
 from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.halves import halves_of, vectors_of
@@ -23,6 +23,9 @@ from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, save_model, write_te
 from fastqt.sentences.runs.config import LARGEST_FILE, TrainConfig
 from fastqt.sentences.runs.lexicon import save_lexicon
 from fastqt.sentences.text import Vocabulary
+
+load_library("sentence_transformers")
+from sentence_transformers.base.modules.input_module import InputModule  # noqa: E402  # after the check
 
 
 class FastqtEncoder(InputModule):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastqt.errors import InputError, one_line
+from fastqt.integrations._libraries import load_library
 from fastqt.sentences.json_text import field, read_object
 
 ENDINGS = (".parquet", ".arrow")
@@ -227,6 +228,6 @@ def _errors_in_words(file: Path) -> Iterator[None]:
 
 def _library(file: Path) -> Any:
     try:
-        return importlib.import_module("pyarrow")
-    except ModuleNotFoundError as error:
-        raise InputError(f"{file}: want pyarrow to read it: pip install 'fastqt[datasets]'") from error
+        return load_library("pyarrow")
+    except ImportError as error:
+        raise InputError(f"{file}: {error}") from error

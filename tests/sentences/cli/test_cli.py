@@ -211,7 +211,7 @@ def test_errors_of_evaluate(model, reviews, tmp_path, capsys, monkeypatch):
     monkeypatch.delattr("fastqt.sentences.evaluation")
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     said = error_line(capsys, "evaluate", model, "--data", reviews)
-    assert said == "evaluate needs sklearn.metrics: pip install 'fastqt[eval]'"
+    assert said == "evaluate: want sklearn.metrics, got none: pip install 'fastqt[eval]'"
 
 
 def test_errors_of_embed_and_neighbors(model, planted, tmp_path, capsys):

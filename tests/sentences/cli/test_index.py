@@ -62,7 +62,7 @@ def test_errors_of_index_and_of_its_search(model, planted, tmp_path, capsys, mon
         assert message in error_line(capsys, *arguments)
     monkeypatch.setitem(sys.modules, "faiss", None)
     said = error_line(capsys, "index", model, planted[0], "--out", out, "--kind", "ivf")
-    assert said.endswith("needs faiss: pip install 'fastqt[faiss]'")
+    assert said.endswith("want faiss-cpu >= 1.10, got none: pip install 'fastqt[faiss]'")
     assert (
         main(["neighbors", model, "--index", out, "--query", "place1"]) == 0
     )  # a flat index does not need it

@@ -241,7 +241,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
     path = made(tmp_path, "a.parquet", pa.table({"text": ["a"]}))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(
-        InputError, match=r"a\.parquet: want pyarrow to read it: pip install 'fastqt\[datasets\]'"
+        InputError, match=r"a\.parquet: want pyarrow >= 18, got none: pip install 'fastqt\[datasets\]'"
     ):
         read([path])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.integrations._libraries import load_library
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export.probes import check_vectors
 from fastqt.sentences.inference.halves import halves_of
@@ -42,9 +43,9 @@ def write_library_folder(
 ) -> None:
     """Writes a model of a run to a directory, as the library saves it."""
     try:
-        from sentence_transformers import SentenceTransformer
-    except ModuleNotFoundError as error:
-        raise InputError(f"format {LIBRARY} needs {error.name}: pip install 'fastqt[st]'") from error
+        library = load_library("sentence_transformers")
+    except ImportError as error:
+        raise InputError(f"format {LIBRARY}: {error}") from error
 
     halves = list(halves_of(encoder.model).values())
     if is_plain(config, len(halves)):
@@ -53,7 +54,7 @@ def write_library_folder(
         from fastqt.sentences.inference.sentence_transformers import FastqtEncoder
 
         modules = [FastqtEncoder.of_run(run, normalize=normalize)]
-    model = SentenceTransformer(
+    model = library.SentenceTransformer(
         modules=modules,
         device="cpu",
         prompts=encoder.prompts._asdict(),
@@ -64,7 +65,9 @@ def write_library_folder(
 
     # The class of fastqt is code that the library has to trust. No checkpoint may bring code of its own.
     trust = not is_plain(config, len(halves))
-    loaded = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trust, local_files_only=True)
+    loaded = library.SentenceTransformer(
+        str(folder), device="cpu", trust_remote_code=trust, local_files_only=True
+    )
 
     def encode(texts: Sequence[str]) -> NDArray[Any]:
         vectors: NDArray[Any] = loaded.encode(list(texts), show_progress_bar=False)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.integrations._libraries import load_library
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.index.array_file import ArrayFile
 from fastqt.sentences.json_text import field
@@ -182,9 +183,8 @@ SEARCHERS: dict[str, type[Flat] | type[Lists] | type[Graph]] = {"flat": Flat, "i
 
 
 def import_faiss() -> Any:
-    """The faiss library, or InputError where it is not installed."""
+    """The faiss library, or InputError where it is not installed or too old."""
     try:
-        import faiss
-    except ModuleNotFoundError as error:
-        raise InputError("index: an index by ivf or hnsw needs faiss: pip install 'fastqt[faiss]'") from error
-    return faiss
+        return load_library("faiss")
+    except ImportError as error:
+        raise InputError(f"index: for ivf or hnsw {error}") from error
