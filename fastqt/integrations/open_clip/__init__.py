@@ -3,7 +3,7 @@
     loss = fastqt.integrations.open_clip.ClipLoss(
         local_loss=True, gather_with_grad=True, rank=rank, world_size=world_size
     )
-    task = open_clip.task.CLIPTask(model, loss=loss)
+    losses = loss(**model(images, texts), output_dict=True)  # a model of open_clip with output_dict=True
 
 They are no subclasses of open_clip's, so that neither open_clip nor torchvision has to be installed. As
 there, the features are not normalised here; open_clip's models do that.

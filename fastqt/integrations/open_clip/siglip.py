@@ -30,7 +30,8 @@ class SigLipLoss(LossOfRanks):
         dist_impl: how ranks exchange texts, which does not change the loss. "gather" and "reduce": each rank
             gathers all of them; "bidir" (the default) and "shift": it does if they and their gradients take
             at most an eighth of the memory, and otherwise they visit it, one rank's after the other.
-        chunk_size: of no effect, as the scores are computed in parts of the size that `memory` says.
+        chunk_size: of open_clip's development version; of no effect, as the scores are computed in
+            parts of the size that `memory` says.
         use_horovod: False.
         memory, backend: as of `fastqt.siglip_loss`.
 
