@@ -30,6 +30,7 @@ import fastqt
 from emulator.machine import StoppedError
 from fastqt.engines import reference
 from tests.shared.emulation import Edit, Emulation, emulated
+from tests.shared.gaps import NoGaps
 from tests.shared.launches import GPUS
 
 
@@ -387,7 +388,8 @@ if __name__ == "__main__":
         for schedule, seed in chosen:
             for name in asked.names or LOSSES:
                 if asked.arch in LOSSES[name].archs:
-                    result = run(name, asked.arch, schedule, seed, late=asked.late)
+                    with NoGaps():
+                        result = run(name, asked.arch, schedule, seed, late=asked.late)
                     sound &= result["finite"] and not result["reports"]
                     print(json.dumps({**result, "schedule": schedule, "seed": seed}), flush=True)
         if asked.orders is not None and not sound:

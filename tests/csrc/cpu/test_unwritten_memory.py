@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from fastqt.engines import ops
+from fastqt.engines.products import multiply
 from tests.csrc import building
+from tests.shared.gaps import NoGaps
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,3 +65,17 @@ def test_random_problems(dtype, backend):
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_every_loss(dtype):
     run("losses", dtype, products="torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_the_emulated_engine(dtype):
+    """A GPU's engine, whose E has columns that nobody writes, multiplies on a CPU where it is emulated."""
+    E = torch.full((6, 16), torch.nan, dtype=dtype)
+    E[:, :9] = torch.randn(6, 9)
+    matrix, out = torch.randn(9, 5).to(dtype), torch.zeros(6, 5, dtype=dtype)
+    with NoGaps():
+        multiply(out, E[:, :9], matrix, add=False)
+        multiply(torch.zeros(9, 5, dtype=dtype), E[:, :9].T, torch.ones(6, 5, dtype=dtype), add=True)
+        with pytest.raises(AssertionError, match="mm"):
+            torch.mm(E[:, :9], matrix)
+    assert torch.equal(out, E[:, :9].contiguous() @ matrix)
