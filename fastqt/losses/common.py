@@ -46,9 +46,9 @@ def similarity_thresholds(
     """What similarities of each row are compared with, (n,), for a margin above that of its positive."""
     if margin is None:
         return None
-    rows = [x.detach().to(loss_dtype(x)) for x in (queries, positives)]
-    first, second = (torch.linalg.vector_norm(x, dim=1) for x in rows)
-    return threshold_of(scores(*rows, 1.0), first * second, queries.shape[1], margin, strategy)
+    a, b = (x.detach().to(loss_dtype(x)) for x in (queries, positives))
+    norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
+    return threshold_of(scores(a, b, 1.0), norms, queries.shape[1], margin, strategy)
 
 
 def filtered_scores(a: Tensor, b: Tensor, scale: float | Tensor, thresholds: Tensor | None) -> Tensor:
