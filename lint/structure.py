@@ -26,7 +26,7 @@ LIMITS = {
     "second_losses": (0, 0),
     "group_or_none": (5, 5),
     "packs": (0, 5),
-    "unbroken_bodies": (3, 39),
+    "unbroken_bodies": (2, 39),
     "row_scores": (10, 10),
     "vague_names": (269, 0),
 }
