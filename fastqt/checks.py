@@ -135,8 +135,11 @@ def check_paired(first: str, N: int, name: str, M: int) -> None:
         raise ValueError(f"{name}: want at least N={N} rows, one for each row of {first}, got {M}")
 
 
-def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None:
+def require(condition: Tensor, wanted: str, given: Tensor | None = None, **sizes: int) -> None:
     """Raises ValueError with `wanted` unless `condition`, a 0-d bool tensor, is true.
+
+    The names of `sizes` in braces stand for these in the text. A compiled graph says the names: with the
+    sizes in its text it would be a graph for these alone.
 
     Reading a condition from a GPU would make the host wait, and under torch.compile it would break the graph.
     There, a failed condition triggers an assertion on the device instead, which on a CPU is a RuntimeError.
@@ -144,8 +147,11 @@ def require(condition: Tensor, wanted: str, given: Tensor | None = None) -> None
     The message reports the range of `given`, the values that were checked.
     """
     if is_traced(condition) or (not condition.is_cpu and has_assertions(condition.device.type)):
+        for name in sizes:
+            wanted = wanted.replace("{" + name + "}", name)
         torch._assert_async(condition, wanted)
     elif not condition:
+        wanted = wanted.format(**sizes) if sizes else wanted
         raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
 
 
@@ -220,13 +226,26 @@ def check_number(
         raise ValueError(f"{name}: want a number that float32 holds, at most {FLOAT32_MAX:.4g}, got {value}")
 
 
-def check_not_recorded(function: str) -> None:
-    """Raises RuntimeError if autograd is recording the backward pass of a function that calls this.
+def check_backward(function: str, *upstream: Tensor) -> None:
+    """Raises RuntimeError for a backward pass of `function`, which calls this, that it cannot make.
 
-    Autograd records a backward pass for a double backward, which would silently give wrong gradients.
+    Autograd records a backward pass for a double backward, which would silently give wrong gradients. With
+    several upstream gradients at once, vmap has wrapped them, and no engine can read them.
     """
     if torch.is_grad_enabled():
         raise once_differentiable_error(function)
+    if not torch.compiler.is_compiling() and any(map(_is_batched, upstream)):
+        raise RuntimeError(
+            f"{function}: want one upstream gradient in a backward pass, got several at once, as of "
+            "jacobian(vectorize=True) and is_grads_batched=True; want torch.func.jacrev of the loss, "
+            "or backend='reference', if the function has it"
+        )
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether a tensor is vmap's, of `torch.func` or of before it."""
+    of_torch = torch._C._functorch
+    return of_torch.is_batchedtensor(x) or of_torch.is_legacy_batchedtensor(x)
 
 
 def once_differentiable_error(function: str) -> RuntimeError:

@@ -11,9 +11,9 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,24 @@ AMD = torch.version.hip is not None  # whose GPUs torch then calls "cuda"
 # The types of devices for which the kernels have been compiled by a backend of Triton's: NVIDIA's and AMD's.
 TRITON_COMPILES_FOR = ("cuda",)
 _described: ContextVar[Any] = ContextVar("_described", default=None)
+Answer = TypeVar("Answer")
+
+
+def asked_once(question: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A question about the machine, of which a process keeps the answers.
+
+    torch.compile cannot trace it, and takes the answer as a constant. `torch.compiler.assume_constant_result`
+    marks a function in the same way, but imports the compiler, which takes seconds.
+    """
+    cached = functools.cache(question)
+
+    @functools.wraps(question)
+    def answer(*arguments: Any) -> Answer:
+        return cached(*arguments)
+
+    answer._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    answer.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    return answer
 
 
 @contextlib.contextmanager
@@ -91,7 +109,7 @@ def has_float64(device: torch.device) -> bool:
     return device.type not in NO_FLOAT64
 
 
-@functools.cache
+@asked_once
 def has_kernel(operator: str, kind: str) -> bool:
     """Whether torch has an operator for devices of this type."""
     if kind == "cuda":  # also of a torch that is built for CPUs and only traces

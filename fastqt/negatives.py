@@ -65,7 +65,7 @@ class Mixed:
             raise ValueError(f"partners: want one for each of N={N} queries, got {self.partners.numel()}")
         partners = self.partners.to(device)
         inside = (partners >= 0) & (partners < M)
-        require(inside.all(), f"partners: want values in 0..{M - 1}, the candidates", partners)
+        require(inside.all(), "partners: want values in 0..{last}, the candidates", partners, last=M - 1)
         return partners
 
 

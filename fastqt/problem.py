@@ -22,6 +22,7 @@ from fastqt.checks import check_option, require, shown
 from fastqt.fields import Differentiable
 from fastqt.options import DiagonalMode, MemoryMode, Reduction, Similarity, TargetReduction
 from fastqt.targets import TargetRows
+from fastqt.torch_modes import is_traced
 
 # In the order of csrc/cpu/score_tile.h.
 DIAGONALS: tuple[str, ...] = get_args(DiagonalMode)
@@ -290,6 +291,15 @@ def positive_scores(scores: Tensor) -> Tensor:
     In log(exp(positive) + exp(others)) - positive two infinities would cancel each other.
     """
     return scores.masked_fill(scores.isposinf(), torch.nan)
+
+
+def check_finite_scale(scale: float | Tensor) -> None:
+    """Raises ValueError unless a scale is finite, as a number is; a compiled graph asserts it."""
+    if isinstance(scale, Tensor):
+        if is_traced(scale):
+            require(scale.isfinite(), "scale: want a finite number, which is 1 / temperature")
+        else:
+            finite_scale(scale)
 
 
 def finite_scale(scale: float | Tensor) -> float:

@@ -18,7 +18,7 @@ from torch._C._functorch import unwrap_if_dead
 from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
 from fastqt.autograd.walked import Walked
-from fastqt.checks import check_not_recorded
+from fastqt.checks import check_backward
 from fastqt.devices import accumulation_dtype, is_described, on_gpu
 from fastqt.engines import Computation, Engine
 from fastqt.fields import Differentiable, with_tensors, without_tensors
@@ -101,8 +101,12 @@ class _Loss(torch.autograd.Function):
             return _reduced(rows, reduction, p)
 
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)
-        row_weight = grad_scale / p.queries.shape[0] if reduction == "mean" else grad_scale
-        ctx.row_weight = row_weight
+        count = p.queries.shape[0] if reduction == "mean" else 1
+        row_weight: Any = grad_scale / count
+        if traced:  # Of a number that follows from the rows there would be a graph for each number of rows.
+            row_weight = torch.full((), grad_scale, dtype=torch.float64, device="cpu") / count
+        else:
+            ctx.row_weight = row_weight
         total, found = engine.forward_with_gradients(p, row_weight, needs)
         gradients = _of_given(found, given, inputs)
 
@@ -116,7 +120,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        check_not_recorded(ctx.how.function)
+        check_backward(ctx.how.function, upstream[0])
         gradients = (_kept if ctx.in_forward else _recomputed)(ctx, upstream[0])
         return (None, None, *gradients)
 

@@ -70,7 +70,8 @@ class Operators:
             if type_ == STR_OR_INT:
                 arguments += (value, None) if isinstance(value, str) else (None, value)
             elif type_ == "float | Tensor" and not isinstance(value, Tensor):
-                arguments.append(torch.tensor(value, dtype=torch.float64, device="cpu"))
+                # As a product: in that a tracer keeps a number as a variable, and elsewhere as a constant.
+                arguments.append(torch.ones((), dtype=torch.float64, device="cpu") * value)
             else:
                 arguments.append(value)
         return arguments

@@ -30,7 +30,7 @@ class TracedEngine:
         return Rows(loss, tuple(saved))
 
     def forward_with_gradients(
-        self, p: Any, row_weight: float, needs: Needs
+        self, p: Any, row_weight: Any, needs: Needs
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         total, *gradients = _FORWARD_WITH_GRADIENTS(
             *OPERATORS.arguments(p), self.name, row_weight, list(needs)
@@ -54,14 +54,14 @@ def _fake_forward(p: Problem, engine: str) -> list[Tensor]:
     return [p.queries.new_empty(p.queries.shape[0], dtype=dtype) for _ in range(3)]
 
 
-def _forward_with_gradients(p: Problem, engine: str, row_weight: float, needs: list[bool]) -> list[Tensor]:
+def _forward_with_gradients(p: Problem, engine: str, row_weight: Tensor, needs: list[bool]) -> list[Tensor]:
     computation = ENGINES[engine].computation(p)
-    total, gradients = computation.forward_with_gradients(p, row_weight, Needs(*needs))
+    total, gradients = computation.forward_with_gradients(p, row_weight.item(), Needs(*needs))
     return [total, *as_tensors(gradients, p)]
 
 
 def _fake_forward_with_gradients(
-    p: Problem, engine: str, row_weight: float, needs: list[bool]
+    p: Problem, engine: str, row_weight: Tensor, needs: list[bool]
 ) -> list[Tensor]:
     return [p.queries.new_empty((), dtype=loss_dtype(p.queries)), *fake_gradients(p, needs)]
 
@@ -83,7 +83,7 @@ OPERATORS = Operators(Problem)
 _FORWARD = OPERATORS.define("contrastive_forward", "str engine", _forward, _fake_forward)
 _FORWARD_WITH_GRADIENTS = OPERATORS.define(
     "contrastive_forward_with_gradients",
-    "str engine, float row_weight, bool[] needs",
+    "str engine, Tensor row_weight, bool[] needs",
     _forward_with_gradients,
     _fake_forward_with_gradients,
 )

@@ -48,10 +48,10 @@ class Walked:
         """The loss of each row."""
         return Rows(self._rows_and_gradients(p, None, p.needs_type())[0], ())
 
-    def forward_with_gradients(self, p: Any, row_weight: float, needs: Any) -> tuple[Tensor, Any]:
+    def forward_with_gradients(self, p: Any, row_weight: float | Tensor, needs: Any) -> tuple[Tensor, Any]:
         """row_weight * sum_i loss_i, and its gradients."""
         dtype = accumulation_dtype(p.queries.device)
-        weights = torch.full((len(p.queries),), row_weight, dtype=dtype, device=p.queries.device)
+        weights = torch.ones(len(p.queries), dtype=dtype, device=p.queries.device) * row_weight
         losses, gradients = self._rows_and_gradients(p, weights, needs)
         # A copy, as torch 2.11's compiler gives an output that is another tensor itself a gradient of 0.
         return (row_weight * losses.sum()).to(p.queries.dtype, copy=True), gradients
@@ -78,4 +78,4 @@ class Walked:
         """What the operator returns, without values."""
         needed = [need and row_weights is not None for need in needs]
         dtype = accumulation_dtype(p.queries.device)
-        return [p.queries.new_empty(len(p.queries), dtype=dtype), *fake_gradients(p, needed)]
+        return [p.queries.new_empty(p.queries.shape[0], dtype=dtype), *fake_gradients(p, needed)]

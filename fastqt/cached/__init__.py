@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastqt.cached.encoding import Encoding
 from fastqt.cached.inputs import Encoder
 from fastqt.cached.reduction import within_ddp
-from fastqt.checks import check_not_recorded
+from fastqt.checks import check_backward
 from fastqt.options import Recheck
 
 __all__ = ["cached_backward", "cached_embeddings"]
@@ -170,5 +170,5 @@ class _SecondPass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        check_not_recorded("cached_embeddings")
+        check_backward("cached_embeddings")
         return None, None, *ctx.encoding.second_pass(gradients)

@@ -8,12 +8,12 @@ there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three produ
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastqt.devices import asked_once
 from fastqt.engines import ops, own_products
 from fastqt.fields import getter, places_of
 from fastqt.problem import (
@@ -64,7 +64,7 @@ def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
     targets that their scores, each of which is a product of its own, would cost more than that saves.
     float16 is computed in float32.
     """
-    if dtype is torch.bfloat16 and _scores_few_targets(p) and has_bfloat16_products():
+    if dtype is torch.bfloat16 and has_bfloat16_products() and _scores_few_targets(p):
         return dtype
     return torch.promote_types(dtype, torch.float32)
 
@@ -79,7 +79,7 @@ def has_bfloat16_products() -> bool:
     return bool(torch.backends.mkldnn.enabled) and _has_bfloat16_instructions()
 
 
-@functools.cache
+@asked_once
 def _has_bfloat16_instructions() -> bool:
     capabilities = torch.cpu.get_capabilities()
     return torch.backends.mkldnn.is_available() and any(capabilities.get(name) for name in BFLOAT16)

@@ -32,6 +32,12 @@ class Plan(NamedTuple):
 known: dict[Hashable, Plan] = {}
 
 
+def kept(kind: Hashable | None) -> Plan | None:
+    """The plan of a kind, if there is one."""
+    # A graph of torch.compile, which has no kind, would be one for as many plans as there are at the moment.
+    return None if kind is None else known.get(kind)
+
+
 def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None) -> Hashable | None:
     """What tells the plan of a call from others; None if none is kept, as for what is no plain tensor.
 

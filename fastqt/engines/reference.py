@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastqt.checks import require
 from fastqt.matryoshka import Prefixes
 from fastqt.problem import (
     TARGET_MASKED,
@@ -21,14 +22,17 @@ from fastqt.problem import (
     TARGET_OUTSIDE,
     AnyProblem,
     Problem,
+    check_finite_scale,
     check_scale_of_thresholds,
-    finite_scale,
     prefix_of,
     reduce,
     target_error,
     unit_rows,
     with_embeddings,
 )
+from fastqt.torch_modes import is_traced
+
+TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
 
 
 def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -48,7 +52,7 @@ def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
     """The reduced loss of a checked problem."""
-    finite_scale(p.scale)
+    check_finite_scale(p.scale)
     check_scale_of_thresholds(p)
     check_targets(p)
     return reduce(row_losses(p), reduction)
@@ -148,8 +152,11 @@ def without_false_negatives(p: Problem, scores: Tensor, similar: Tensor, T: Tens
 
 
 def check_targets(p: Problem) -> None:
-    """Raises ValueError for a target that no loss is defined for."""
-    row, column, weight = p.targets.entries()
+    """Raises ValueError for a target that no loss is defined for, which a compiled graph asserts."""
+    traced = is_traced(p.queries)
+    # The number of those that are not 0 depends on values, and a graph has no room for as many.
+    row, column, weight = p.targets.all_entries() if traced else p.targets.entries()
+
     outside = (column < 0) | (column >= p.candidates.shape[0])
     sums = weight.new_zeros(p.queries.shape[0]).index_add(0, row, weight)
     faults = {
@@ -161,6 +168,11 @@ def check_targets(p: Problem) -> None:
         if p.mask is None
         else p.mask[row, column.where(~outside, 0)],
     }
+    if traced:
+        anywhere = torch.stack([*faults.values()]).any(0) & (weight != 0)
+        require(~anywhere.any(), TARGETS_WANTED)
+        return
+
     for status, fault in faults.items():
         if fault.any():
             first = int(fault.nonzero()[0])

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import has_assertions
-from fastqt.engines.reference import check_targets
+from fastqt.engines.reference import TARGETS_WANTED, check_targets
 from fastqt.problem import Problem
-
-TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
 
 
 def require_sound_targets(p: Problem) -> None:

@@ -46,7 +46,7 @@ def loss_of(call: Call, group: GroupLike | None) -> Tensor:
 
     def check(ranks: Group | None) -> dict[str, int]:
         nonlocal call
-        call = checked(call, ranks, fits=plans.known.get(kind) is not None)
+        call = checked(call, ranks, fits=plans.kept(kind) is not None)
         if ranks is not None:
             call.targets.check_queries(len(call.queries))
         return call.sizes()

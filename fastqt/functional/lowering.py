@@ -79,7 +79,7 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
     if isinstance(call.row_negatives, Mixed):
         p.partners, p.mix = call.row_negatives.partners_of(N, M, device), call.row_negatives.mix
 
-    plan = plans.known.get(kind)
+    plan = plans.kept(kind)
     if call.guide is None:
         return p, plan or plans.plan(kind, p, call.backend)
     # Its engine is one that takes a mask, of which nothing is stored.

@@ -138,7 +138,7 @@ class _Options(NamedTuple):
 def _of_process(a: Tensor, b: Tensor, o: _Options) -> Tensor:
     """The loss of one process's pairs without label smoothing."""
     kind = plans.kind_of(ClipProblem, a, b, o.backend)
-    plan = plans.known.get(kind)
+    plan = plans.kept(kind)
     if plan is None:
         check_embeddings(a=a, b=b)
         if len(a) != len(b):

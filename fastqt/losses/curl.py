@@ -185,7 +185,8 @@ def _blocks(
         counts = neighbours + 1
         require(
             (counts < N).all(),
-            f"context_size: leaves no sentence of N={N} for negatives='complement'",
+            "context_size: leaves no sentence of N={N} for negatives='complement'",
+            N=N,
         )
         own = candidates[first : first + n]
         others = (candidates.sum(0) - own - means(candidates, weights > 0)) / (N - counts)

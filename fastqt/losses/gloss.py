@@ -191,15 +191,15 @@ def _positional_loss(
         raise ValueError(f"token_ids: want shape (B, L) = ({B}, {L}), got {tuple(token_ids.shape)}")
 
     lengths = as_ids("lengths", lengths).to(device)
-    wanted = f"lengths: want one in 0..{L} for each of B={B} sentences"
+    wanted = "lengths: want one in 0..{L} for each of B={B} sentences"
     if lengths.numel() != B:
-        raise ValueError(f"{wanted}, got {lengths.numel()} lengths")
-    require(((lengths >= 0) & (lengths <= L)).all(), wanted, lengths)
+        raise ValueError(f"{wanted.format(L=L, B=B)}, got {lengths.numel()} lengths")
+    require(((lengths >= 0) & (lengths <= L)).all(), wanted, lengths, L=L, B=B)
 
     within = row_numbers(L, device) < lengths[:, None]
     token_ids = as_ids("token_ids", token_ids.reshape(-1)).to(device).view(B, L)
     used, V = token_ids.where(within, 0), len(weight)
-    require(((used >= 0) & (used < V)).all(), f"token_ids: want integers in 0..{V - 1}", used)
+    require(((used >= 0) & (used < V)).all(), "token_ids: want integers in 0..{last}", used, last=V - 1)
     check_bias(bias, V, device, latents.dtype)
 
     if engines.requested(backend) is None:

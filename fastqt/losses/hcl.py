@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastqt.checks import check_number
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.common import joined_loss
 from fastqt.losses.two_views import two_views, view_sums
@@ -74,7 +75,9 @@ def hcl_loss(
         return {"beta": float(beta), "tau_plus": float(tau_plus)}
 
     views = two_views("fastqt.hcl_loss", z1, z2, check, scale, reduction, memory, backend, group)
-    batch, log_count = views.walk.batch, math.log(views.negatives)
+    batch, dtype = views.walk.batch, accumulation_dtype(z1.device)
+    # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
+    log_count = torch.full((), views.negatives, dtype=dtype, device=z1.device).log()
     with batch.leaving_word():
         positive, *sums = view_sums(views, (1 + beta) * scale)
         positive = positive / (1 + beta)
@@ -100,7 +103,7 @@ def check_tau_plus(tau_plus: float) -> None:
 
 
 def _debiased(
-    positive: Tensor, log_sum: Tensor, tau_plus: float, log_count: float, scale: float | Tensor
+    positive: Tensor, log_sum: Tensor, tau_plus: float, log_count: Tensor, scale: float | Tensor
 ) -> Tensor:
     """The logarithm of G, (n,), from that of R."""
     if tau_plus:
@@ -110,6 +113,5 @@ def _debiased(
         share = torch.where(remains, taken, -1.0)
         log_sum = log_sum + torch.log(-torch.expm1(share)) - math.log1p(-tau_plus)
         log_sum = log_sum.masked_fill(~remains & ~taken.isnan(), -math.inf)
-    if isinstance(scale, Tensor):
-        return torch.maximum(log_sum, log_count - scale.to(log_sum))
-    return log_sum.clamp(min=log_count - scale)
+    least = log_count - (scale.to(log_sum) if isinstance(scale, Tensor) else scale)
+    return torch.maximum(log_sum, least)

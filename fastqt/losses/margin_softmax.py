@@ -184,7 +184,7 @@ def _loss(
     columns = batch.gather(unit_rows(weight), "weight")
     if len(classes):
         inside = ((classes >= 0) & (classes < len(columns))).all()
-        require(inside, f"labels: want integers in 0..{len(columns) - 1}", classes)
+        require(inside, "labels: want integers in 0..{last}", classes, last=len(columns) - 1)
 
     def losses(part: str) -> Tensor:
         rows, of_rows = unit_rows(embeddings), classes.to(embeddings.device)

@@ -213,7 +213,7 @@ def _check_masks(
 def _gathered(batch: Batch, documents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The documents of all ranks, padded to the longest of them, and their mask."""
     lengths = batch.each(TOKENS)
-    if len(set(lengths)) > 1:
+    if any(length != lengths[0] for length in lengths[1:]):
         most, length = max(lengths), documents.shape[1]
         if mask is None:
             mask = torch.ones(documents.shape[:2], dtype=torch.bool, device=documents.device)

@@ -109,7 +109,8 @@ def _problem(
         raise TypeError(f"negatives: want an integer dtype, got {negatives.dtype}")
 
     cells = torch.cat([positives[:, None], negatives.to(queries.device).long()], 1)
-    require(((cells >= 0) & (cells < M)).all(), f"positives, negatives: want values in 0..{M - 1}", cells)
+    inside = (cells >= 0) & (cells < M)
+    require(inside.all(), "positives, negatives: want values in 0..{last}", cells, last=M - 1)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     if not isinstance(scale, Tensor):
         scale = torch.tensor(scale, dtype=accumulation_dtype(queries.device), device=queries.device)

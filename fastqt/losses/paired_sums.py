@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt.autograd import transformed
-from fastqt.checks import check_not_recorded
+from fastqt.checks import check_backward
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
 from fastqt.engines import Engine, plans
@@ -140,7 +140,7 @@ class _PairedSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         walk: Walk = ctx.walk
-        check_not_recorded(walk.function)
+        check_backward(walk.function, *upstream)
         rows, columns, row_others, column_others, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
         of_columns = walk.batch.gather_constant_own_first(of_columns)
@@ -171,7 +171,7 @@ class _OwnSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         walk: Walk = ctx.walk
-        check_not_recorded(walk.function)
+        check_backward(walk.function, *upstream)
         rows, all_rows, sums, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
         every = ClipSide(*(walk.batch.gather_constant_own_first(x) for x in own))

@@ -47,10 +47,19 @@ class TargetRows:
         if self.dense is not None:
             row, column = self.dense.nonzero(as_tuple=True)
             return row, column, self.dense[row, column].to(accumulation_dtype(row.device))
+        row, column, weight = self.all_entries()
+        nonzero = weight != 0
+        return row[nonzero], column[nonzero], weight[nonzero]
+
+    def all_entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As `entries`, with those of weight 0, so that their number does not depend on values."""
+        if self.dense is not None:
+            N, M = self.dense.shape
+            cells = torch.arange(N * M, device=self.dense.device)
+            return cells // M, cells % M, self.dense.flatten().to(accumulation_dtype(cells.device))
         starts, columns, weights = self.compressed()
         row = torch.repeat_interleave(starts.diff(), output_size=columns.numel())
-        nonzero = weights != 0
-        return row[nonzero], columns[nonzero], weights[nonzero]
+        return row, columns, weights
 
     def compressed(self) -> tuple[Tensor, Tensor, Tensor]:
         """`starts`, `columns` and `weights`; only for targets that are not dense."""
@@ -93,8 +102,12 @@ class TargetRows:
 
     def to_dense(self, N: int, M: int) -> Tensor:
         """T as a matrix (N, M) in the dtype of the weights, with `background` added."""
-        row, column, weight = self.entries()
-        T = weight.new_zeros(N, M).index_put((row, column), weight)
+        if self.dense is not None:
+            T = self.dense.to(accumulation_dtype(self.dense.device), copy=True)
+        else:
+            row, column, weight = self.all_entries()
+            there = weight != 0  # A column of weight 0 may be none of the matrix.
+            T = weight.new_zeros(N, M).index_put((row, column.where(there, 0)), weight, accumulate=True)
         return T if self.background is None else T + self.background[:, None]
 
 

@@ -148,10 +148,12 @@ class Bags(Targets):
             raise ValueError(f"offsets: want one for each of N={N} rows, got {self.offsets.numel()}")
         ascending = (self.offsets[0] == 0) & (self._starts().diff() >= 0).all()
         require(
-            ascending, f"offsets: want rising values from 0 to {self.ids.numel()}, the number of {self.name}"
+            ascending,
+            "offsets: want rising values from 0 to {n}, the number of " + self.name,
+            n=self.ids.numel(),
         )
         inside = (self.ids >= 0) & (self.ids < M)
-        require(inside.all(), f"{self.name}: want integers in 0..{M - 1}", self.ids)
+        require(inside.all(), self.name + ": want integers in 0..{last}", self.ids, last=M - 1)
 
     def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
         ids, starts = self.ids.to(device), self._starts().to(device)
@@ -163,7 +165,7 @@ class Bags(Targets):
         return TargetRows(starts, cells % M, weights)
 
     def _starts(self) -> Tensor:
-        return torch.nn.functional.pad(self.offsets, (0, 1), value=self.ids.numel())
+        return torch.cat([self.offsets, self.offsets.new_full((1,), self.ids.numel())])
 
 
 class Dense(Targets):

@@ -73,7 +73,12 @@ def _check_indices(starts: Tensor, columns: Tensor, weights: Tensor, N: int) -> 
             f"got {starts.numel()} and {weights.numel()}"
         )
     rising = (starts[0] == 0) & (starts[-1] == entries) & (starts.diff() >= 0).all()
-    require(rising, f"csr_tensor: want crow_indices that rise from 0 to {entries}, the entries", starts)
+    require(
+        rising,
+        "csr_tensor: want crow_indices that rise from 0 to {entries}, the entries",
+        starts,
+        entries=entries,
+    )
 
 
 def _summed(
@@ -89,7 +94,9 @@ def _summed(
         if bool(rising.all()) or bool(((columns < 0) | (columns >= M)).any()):
             return starts, columns, weights  # Engines name the row of a column outside.
     else:  # Asking for the values would make the host wait.
-        require(((columns >= 0) & (columns < M)).all(), f"csr_tensor: want col_indices in 0..{M - 1}")
+        require(
+            ((columns >= 0) & (columns < M)).all(), "csr_tensor: want col_indices in 0..{last}", last=M - 1
+        )
     # Sorted by row and column, the entries of a cell follow each other.
     order = (row * M + columns).argsort(stable=True)
     columns, weights = columns[order], weights[order]

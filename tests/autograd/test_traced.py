@@ -76,7 +76,8 @@ def test_opcheck_whole_losses(dtype, needs):
         needed = [need and x is not None for need, x in zip(needs, p.inputs(), strict=True)]
         flat, rows = (*traced.OPERATORS.arguments(p), "cpu"), torch.zeros(9, dtype=torch.float64)
         torch.library.opcheck(torch.ops.fastqt.contrastive_forward, flat)
-        torch.library.opcheck(torch.ops.fastqt.contrastive_forward_with_gradients, (*flat, 0.5, needed))
+        weight = torch.tensor(0.5, dtype=torch.float64)
+        torch.library.opcheck(torch.ops.fastqt.contrastive_forward_with_gradients, (*flat, weight, needed))
         torch.library.opcheck(
             torch.ops.fastqt.contrastive_backward, (*flat, rows, rows + 1, rows + 1, needed)
         )

@@ -4,15 +4,29 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.func import grad, grad_and_value, jacrev, jvp, vjp, vmap
+from torch.autograd.functional import jacobian
+from torch.func import (
+    functional_call,
+    grad,
+    grad_and_value,
+    jacrev,
+    jvp,
+    stack_module_state,
+    vjp,
+    vmap,
+)
 
 import fastqt
+from tests.losses.test_every_loss import made
+from tests.shared.every_loss import EVERY_LOSS
 from tests.shared.tolerances import FLOAT64, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 
 N, D, B = 9, 5, 3
 IDS = torch.arange(N) // 3
+# Losses whose backward pass is torch's own operations.
+OF_TORCH = ("curl_", "lsep_", "cosent_", "angle_", "spread_out_", "similarity_distillation_")
 
 
 def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
@@ -123,6 +137,45 @@ def test_others_refuse_them_in_words(name):
         grad(lambda s: grad(loss, argnums=2)(x, y, s))(s)
     with pytest.raises(RuntimeError, match=words):
         jvp(lambda x: loss(x, y, s), (x,), (x,))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("name", EVERY_LOSS)
+@pytest.mark.thinned(6)
+def test_jacobians(name):
+    """torch.func.jacrev has several upstream gradients at once; what is older has them, or says so."""
+    loss, given = made(name, torch.float64, rows=6)
+    keys = [key for key, x in given.items() if x.requires_grad]
+    values = tuple(given[key].detach() for key in keys)
+
+    def function(*values: torch.Tensor) -> torch.Tensor:
+        return loss.function(**given | dict(zip(keys, values, strict=True)), **loss.options)
+
+    expected = jacobian(function, values)
+    check(jacrev(function, argnums=tuple(range(len(keys))))(*values), expected)
+    if name.startswith(OF_TORCH):
+        check(jacobian(function, values, vectorize=True), expected)
+        return
+    words = r"fastqt\.\w+: want one upstream gradient .*torch\.func\.jacrev"
+    with pytest.raises(RuntimeError, match=words):
+        jacobian(function, values, vectorize=True)
+
+
+def test_a_learnt_scale_of_several_modules():
+    """As torch's tutorial of ensembles has it: `functional_call` under vmap."""
+    x, y, _ = inputs()
+    modules = [fastqt.nn.SigLIPLoss(scale=scale).double() for scale in (2.0, 3.0, 4.0)]
+    state, _ = stack_module_state(modules)
+
+    def loss(state: dict[str, torch.Tensor]) -> torch.Tensor:
+        return functional_call(modules[0], state, (x, y))
+
+    found = vmap(loss)({key: value.detach() for key, value in state.items()})
+    check((found,), (torch.stack([module(x, y) for module in modules]).detach(),))
+    of_scale = vmap(grad(loss))({key: value.detach() for key, value in state.items()})["log_scale"]
+    for module in modules:
+        module(x, y).backward()
+    check((of_scale,), (torch.stack([module.log_scale.grad for module in modules]),))
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": "low"}, {"normalize": True}], ids=str)

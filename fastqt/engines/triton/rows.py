@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fastqt.engines.products import multiply
-from fastqt.engines.soundness import TARGETS_WANTED, sound
+from fastqt.engines.reference import TARGETS_WANTED
+from fastqt.engines.soundness import sound
 from fastqt.engines.triton.heights import chunk_rows
 from fastqt.engines.triton.operands import Operands, aligned, ranges
 from fastqt.kernels.loss_rows import loss_rows

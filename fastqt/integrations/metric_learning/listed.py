@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_not_recorded
+from fastqt.checks import check_backward
 
 CHUNK_BYTES = 24 * 2**20  # of rows that are multiplied at a time
 
@@ -64,7 +64,7 @@ class _ScoresOfPairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        check_not_recorded("fastqt.integrations.metric_learning")
+        check_backward("fastqt.integrations.metric_learning")
         x, y, rows, columns = ctx.saved_tensors
 
         of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
