@@ -155,15 +155,16 @@ def require(condition: Tensor, wanted: str, given: Tensor | None = None, **sizes
         raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
 
 
-def check_mask(mask: Tensor, N: int, M: int, device: torch.device) -> None:
-    """Checks that `mask` is an (N, M) bool tensor on `device`."""
+def check_mask(mask: Tensor, N: int, M: int | None, device: torch.device) -> None:
+    """Checks that `mask` is an (N, M) bool tensor on `device`; None for an M that is not known yet."""
     check_tensor("mask", mask)
     if mask.dtype is not torch.bool:
         raise TypeError(
             f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}; convert it by bool()"
         )
-    if tuple(mask.shape) != (N, M):
-        raise ValueError(f"mask: want shape (N, M) = ({N}, {M}), got {tuple(mask.shape)}")
+    if mask.dim() != 2 or len(mask) != N or M not in (None, mask.shape[1]):
+        columns = "M" if M is None else M
+        raise ValueError(f"mask: want shape (N, M) = ({N}, {columns}), got {tuple(mask.shape)}")
     if mask.device != device:
         raise ValueError(f"mask: want device {device} as queries, got {mask.device}")
 
@@ -218,12 +219,20 @@ def check_number(
         )
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{name}: want {wanted}, got {type(value).__name__}")
-    # Python compares integers of any size with a float exactly; inf and NaN are not below it.
-    size: Any = abs(value)
+    # Python compares integers of any size with a float exactly; inf and NaN are not below it. numpy's numbers
+    # of few bits would round the limit to theirs, and warn.
+    size: Any = abs(value) if isinstance(value, int | float) else abs(_as_float(value))
     if not size <= sys.float_info.max:
         raise ValueError(f"{name}: want a finite number, got {value}")
     if dtype is not torch.float64 and size > FLOAT32_MAX:
         raise ValueError(f"{name}: want a number that float32 holds, at most {FLOAT32_MAX:.4g}, got {value}")
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def check_backward(function: str, *upstream: Tensor) -> None:

@@ -86,6 +86,10 @@ class Guide:
             _check_thresholds(thresholds, queries)
             if margin != 0:
                 raise ValueError(f"margin: want 0 where thresholds are given, got {margin}")
+            if margin_strategy != "absolute":
+                raise ValueError(
+                    f"margin_strategy: want it where no thresholds are given, got {margin_strategy!r}"
+                )
 
         self.queries, self.candidates = queries.detach(), candidates.detach()
         self.negatives = None if negatives is None else negatives.detach()
@@ -146,6 +150,10 @@ def check_margin_of_false_negatives(
     check_option("false_negative_margin_strategy", strategy, MARGIN_STRATEGIES)
     if margin is not None:
         check_number("false_negative_margin", margin, dtype=dtype)
+    elif strategy != "absolute":
+        raise ValueError(
+            f"false_negative_margin_strategy: want it with a false_negative_margin alone, got {strategy!r}"
+        )
 
 
 def pair_thresholds(

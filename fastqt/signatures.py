@@ -3,33 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 TEMPERATURES = ("temperature", "temp", "tau")  # what other libraries call 1 / scale
-
-
-def named_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A loss function that says what is wanted in place of an option that it does not have.
-
-    Its signature stays. The names are looked up before the call, so that no other TypeError is taken for one
-    about names.
-    """
-    names = frozenset(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def checked(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
-        for name in options:
-            if name not in names:
-                check_names(options, names, function.__name__)
-        return function(*arguments, **options)
-
-    return checked
 
 
 def check_names(
@@ -52,3 +29,11 @@ def check_names(
         near = difflib.get_close_matches(unknown[0], names, 1)
         advice = f"; the nearest is {near[0]}" if near else ""
     raise TypeError(f"{', '.join(unknown)}: no option of {owner}{advice}")
+
+
+def plain_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options, where numpy's numbers are Python's."""
+    return {
+        name: x.item() if type(x).__module__ == "numpy" and type(x).__name__ != "ndarray" else x
+        for name, x in options.items()
+    }

@@ -1,5 +1,6 @@
 """What is no ordinary tensor or number is refused by name."""
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -67,3 +68,22 @@ def test_a_sparse_matrix_of_another_layout_is_refused():
 def test_numbers_that_are_not_finite_are_refused(value):
     with pytest.raises(ValueError, match="margin: want a finite number"):
         fastqt.max_margin_loss(F, G, margin=value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int64])
+def test_numbers_of_numpy_are_numbers(kind):
+    loss, numbers = fastqt.multiple_negatives_ranking_loss, {"scale": 20, "hardness_strength": 5}
+    options = {"hardness_mode": "all_negatives"}
+    wanted = loss(F, G, **options, **numbers)
+    numbers = {name: kind(value) for name, value in numbers.items()}
+    assert torch.equal(loss(F, G, **options, **numbers), wanted)
+    assert torch.equal(fastqt.nn.MultipleNegativesRankingLoss(**options, **numbers)(F, G), wanted)
+    guides = [fastqt.Guide(F, G, margin=margin).row_thresholds() for margin in (kind(2), 2.0)]
+    assert torch.equal(*guides)
+
+
+def test_other_numbers_and_flags_of_numpy():
+    given = {"normalize": np.bool_(True), "memory": np.int64(2**25), "reduction": np.str_("sum")}
+    wanted = fastqt.info_nce_loss(F, G, normalize=True, memory=2**25, reduction="sum")
+    assert torch.equal(fastqt.info_nce_loss(F, G, **given), wanted)

@@ -7,11 +7,13 @@ compared between the ranks before anything else travels, when it is first made.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import socket
+import threading
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -62,6 +64,56 @@ def agree(
     return _agreed(ranks.of_function(function), check, facts)
 
 
+class PublicCall:
+    """A call of a public loss by this thread; others may be a part of it.
+
+    Attributes:
+        path: the names of the functions, from the one that the user has called to this one.
+        agreeing: whether it has come to where the ranks agree.
+    """
+
+    def __init__(self, *path: str) -> None:
+        self.path, self.agreeing = path, False
+
+
+_thread = threading.local()
+
+
+def _current() -> PublicCall:
+    call: PublicCall | None = getattr(_thread, "call", None)
+    return PublicCall() if call is None else call
+
+
+@contextlib.contextmanager
+def public_call(name: str) -> Iterator[PublicCall]:
+    """A context in which this thread is in a call of a public function."""
+    around = _current()
+    call = _thread.call = PublicCall(*around.path, name)
+    try:
+        yield call
+    finally:
+        _thread.call = around
+        around.agreeing |= call.agreeing
+
+
+def refuse(group: GroupLike, error: Exception) -> None:
+    """Has the other ranks raise what this one has found wrong before it came to agree with them.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: as of `agree`, where all ranks raise the same.
+    """
+    try:
+        ranks = as_group(group)
+    except (ValueError, TypeError, RuntimeError):
+        return  # With no group there is nobody to tell.
+
+    def check(_: Group | None) -> dict[str, int]:
+        raise error
+
+    path = _current().path
+    _agreed(ranks.of_function(path[-1]), check, lambda ranks: {}, within=path)
+
+
 def _traced(group: Group, sizes: dict[str, int]) -> Shards:
     """The shards of a call that torch.compile traces, whose graph compares nothing."""
     if group.shards != "equal":
@@ -77,18 +129,23 @@ def _agreed(
     group: Group,
     check: Callable[[Group | None], dict[str, int]],
     facts_of: Callable[[Group], Mapping[str, Hashable]],
+    within: tuple[str, ...]
+    | None = None,  # of a call that agrees no more: what others may be about to agree on
 ) -> Shards:
     faults.forget(group)
     steps.begin(group)
+    call = _current()
+    call.agreeing = True
     fault: Exception | None = None
     sizes: dict[str, int] = {}
     facts: dict[str, Hashable] = {}
     try:
         sizes = check(group)
         facts = {"group": group.function, **facts_of(group), **group.options()}
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # which all ranks raise, whatever it is
         fault = error
-    key = tuple((name, x != 0 if isinstance(x, float) else x) for name, x in facts.items())
+    place = (*call.path, group.function)
+    key = (place, *[(name, x != 0 if isinstance(x, float) else x) for name, x in facts.items()])
     known = None if fault is not None else group.agreed.get(key)
 
     if group.check == "always":
@@ -98,8 +155,10 @@ def _agreed(
         return _remembered(Shards(group, agreed, True, key), sizes, facts)
 
     # Other ranks may be in the midst of a call that is known to them, and do not wait for this rank's check.
-    practised = known is not None or any(other[0] == ("group", group.function) for other in group.agreed)
-    if fault is not None and practised:
+    path = place if within is None else within
+    before = [other for other in group.agreed if other[0][: len(path)] == path]
+    practised = bool(before)
+    if fault is not None and practised and group.shards == "equal":
         faults.leave_word(group, fault)
         raise fault
     if group.shards == "equal" and known is not None:
@@ -108,7 +167,10 @@ def _agreed(
 
     counts = None
     if group.shards == "uneven" and practised:
-        counts = _all_sizes(sizes, zlib.crc32(repr(key).encode()), group, str(facts["device"]))
+        # What is wrong here is another digest, for which the ranks compare everything.
+        digest = zlib.crc32(repr(key if fault is None else fault).encode())
+        device = dict(before[0][1:])["device"]
+        counts = _all_sizes(sizes, digest, group, str(device))
     first_use = known is None or counts is None
     if first_use:
         counts = _agreed_counts(group, fault, facts, sizes)

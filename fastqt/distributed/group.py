@@ -168,6 +168,12 @@ class Group:
             found._of_functions = {}
         return found
 
+    def uneven(self) -> Group:
+        """This group for a part of its rows, of which each rank may have another number."""
+        twin = copy.copy(self)
+        twin.shards, twin._of_functions = "uneven", {}
+        return twin
+
     @property
     def node_size(self) -> int:
         """How many ranks each machine has in a row, where all have as many; otherwise the group's size."""

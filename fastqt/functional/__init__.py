@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.functional.call import Call
 from fastqt.functional.loss import loss_of
 from fastqt.guide import Guide
@@ -20,11 +21,10 @@ from fastqt.options import (
     Similarity,
     TargetReduction,
 )
-from fastqt.signatures import named_options
 from fastqt.targets import NoTargets, TargetsLike, given_or_window
 
 
-@named_options
+@public_loss
 def contrastive_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -176,7 +176,7 @@ def contrastive_loss(
     return loss_of(call, group)
 
 
-@named_options
+@public_loss
 def sigmoid_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -265,7 +265,7 @@ def sigmoid_loss(
     return loss_of(call, group)
 
 
-@named_options
+@public_loss
 def log_sum_exp(
     queries: Tensor,
     candidates: Tensor,

@@ -16,6 +16,7 @@ from fastqt.checks import (
     check_bias,
     check_embeddings,
     check_flag,
+    check_mask,
     check_option,
     check_scale,
     check_tensor,
@@ -167,6 +168,8 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
     if not (type(call.bias) is float and call.bias == 0):
         check_bias(call.bias, m, device, queries.dtype)
 
+    if call.mask is not None:
+        check_mask(call.mask, n, m if ranks is None else None, device)
     if call.similarity != "dot":
         _check_similarity(call)
     if margin is not None or call.thresholds is not None:

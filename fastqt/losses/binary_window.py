@@ -13,13 +13,13 @@ from fastqt.checks import check_option, check_size, require
 from fastqt.distributed import collectives
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.distributed.shards import Shards
 from fastqt.functional import sigmoid_loss
-from fastqt.losses.common import device_of, row_numbers
+from fastqt.losses.common import check_generator, device_of, row_numbers
 from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
-from fastqt.signatures import named_options
 from fastqt.targets import IGNORE_INDEX, Diagonal, Pairs, TargetRows, Targets, Window
 from fastqt.torch_modes import is_traced, without_autocast
 
@@ -27,7 +27,7 @@ GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequen
 NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"
 
 
-@named_options
+@public_loss
 def binary_window_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -81,6 +81,7 @@ def binary_window_loss(
         check_option("reduction", reduction, REDUCTIONS)
         if samples is not None:
             check_size("samples", samples)
+        check_generator(generator)
         window_of().check_queries(n)
         return {
             "reduction": reduction,
@@ -198,9 +199,11 @@ def _losses_of_ranks(
 ) -> Tensor:
     """The loss of all ranks' sentences, of which those with neighbours make up a batch of their own."""
     group, rows = shards.group, known.nonzero()[:, 0]
-    counts = collectives.gather_constant(known.sum()[None], [1] * group.size, group).tolist()
+    counts: list[int] = collectives.gather_constant(known.sum()[None], [1] * group.size, group).tolist()
     numbers = row_numbers(len(rows), rows.device) + sum(counts[: group.rank])
     part: Reduction = "none" if reduction == "none" else "sum"
+    if counts != list(shards.each()) and not torch.compiler.is_compiling():
+        group = group.uneven()
 
     if not sum(counts):
         losses = collectives.nothing((queries, gathered), part)

@@ -15,6 +15,7 @@ from fastqt.distributed import collectives
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.losses.info_nce import info_nce_loss
@@ -22,13 +23,12 @@ from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.matryoshka import Prefixes, prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
-from fastqt.signatures import named_options
 from fastqt.torch_modes import input_dtype, is_traced
 
 FUNCTION = "fastqt.clip_loss"
 
 
-@named_options
+@public_loss
 def clip_loss(
     a: Tensor,
     b: Tensor,

@@ -68,5 +68,11 @@ def random_order(n: int, device: torch.device, generator: torch.Generator | None
     return torch.randperm(n, generator=generator, device=device_of(generator, device)).to(device)
 
 
+def check_generator(generator: object) -> None:
+    """Raises TypeError unless it is a generator or None. One is taken where nothing is drawn, too."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: want a torch.Generator or None, got {type(generator).__name__}")
+
+
 def device_of(generator: torch.Generator | None, device: torch.device) -> torch.device:
     return device if generator is None else generator.device

@@ -12,14 +12,14 @@ from torch import Tensor
 from fastqt.checks import check_scale
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.losses.lsep import as_ranks, ranking_loss
 from fastqt.losses.row_cosines import row_cosines
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
-from fastqt.signatures import named_options
 
 
-@named_options
+@public_loss
 def cosent_loss(
     a: Tensor,
     b: Tensor,
@@ -63,7 +63,7 @@ def cosent_loss(
     return _loss("fastqt.cosent_loss", row_cosines, a, b, labels, scale, group)
 
 
-@named_options
+@public_loss
 def angle_loss(
     a: Tensor,
     b: Tensor,

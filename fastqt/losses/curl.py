@@ -13,16 +13,16 @@ from torch import Tensor
 from fastqt.checks import check_option, require
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.losses.common import device_of
+from fastqt.distributed.public import public_loss
+from fastqt.losses.common import check_generator, device_of
 from fastqt.options import BlockNegatives, Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype, reduce
-from fastqt.signatures import named_options
 from fastqt.targets import Targets, Window
 
 BLOCK_NEGATIVES: tuple[str, ...] = get_args(BlockNegatives)
 
 
-@named_options
+@public_loss
 def curl_loss(
     queries: Tensor,
     positives: Tensor,
@@ -83,7 +83,7 @@ def _checked(reduction: Reduction, n: int) -> dict[str, Hashable]:
     return {"reduction": reduction}
 
 
-@named_options
+@public_loss
 def curl_block_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -132,6 +132,7 @@ def curl_block_loss(
 
     def check(n: int) -> dict[str, Hashable]:
         check_option("negatives", negatives, BLOCK_NEGATIVES)
+        check_generator(generator)
         Window(context_size, document_ids=document_ids).check_queries(n)
         return {
             **_checked(reduction, n),

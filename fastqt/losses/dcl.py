@@ -9,13 +9,13 @@ from torch import Tensor
 
 from fastqt.checks import check_number
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.losses.two_views import TwoViews, two_views, view_sums
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
-from fastqt.signatures import named_options
 
 
-@named_options
+@public_loss
 def dcl_loss(
     z1: Tensor,
     z2: Tensor,

@@ -17,12 +17,12 @@ from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype
-from fastqt.signatures import named_options
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of DistillationNeeds
@@ -32,7 +32,7 @@ FUNCTION = "fastqt.distillation_loss"
 CHUNK_SCORES, CPU_CHUNK_SCORES = 2**21, 2**18
 
 
-@named_options
+@public_loss
 def distillation_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -57,7 +57,7 @@ def distillation_loss(
     Args:
         queries: (N, D) floating point; float16 and bfloat16 are computed in float32.
         candidates: (M, D), dtype and device as `queries`.
-        teacher_queries, teacher_candidates: (N, D') and (M, D') of the same dtype and device, of a width of
+        teacher_queries, teacher_candidates: (N, D') and (M, D') on the same device, of a width and a dtype of
             their own: the teacher's embeddings of the same texts.
         scale: 1 / temperature of the student, a number or 0-d tensor (differentiable).
         teacher_scale: 1 / temperature of the teacher.
@@ -106,6 +106,7 @@ def distillation_loss(
         return {
             **facts_of_embeddings(queries),
             "teacher's width": teacher_queries.shape[1],
+            "teacher's dtype": str(teacher_candidates.dtype),
             "reduction": reduction,
             "normalize": normalize,
             "cross_entropy": cross_entropy,
@@ -118,7 +119,8 @@ def distillation_loss(
     teacher_columns = batch.gather_constant(teacher_candidates.detach(), "candidates")
 
     def loss(part: str) -> Tensor:
-        sides = [x.to(loss_dtype(x)) for x in (queries, columns, teacher_queries.detach(), teacher_columns)]
+        dtype = loss_dtype(queries)
+        sides = [x.to(dtype) for x in (queries, columns, teacher_queries.detach(), teacher_columns)]
         if normalize:
             sides = [F.normalize(x, dim=1) for x in sides]
         f, g, teacher_f, teacher_g = sides
@@ -154,10 +156,9 @@ def _check_sides(
     ):
         if len(other) != len(x):
             raise ValueError(f"teacher_{name}: want a row for each of the {len(x)} {name}, got {len(other)}")
-        if other.dtype is not x.dtype or other.device != x.device:
-            raise TypeError(
-                f"teacher_{name}: want {x.dtype} on {x.device} as {name} are, "
-                f"got {other.dtype} on {other.device}"
+        if other.device != x.device:
+            raise ValueError(
+                f"teacher_{name}: want device {x.device} as {name}, got {other.device}; move it by to()"
             )
 
 

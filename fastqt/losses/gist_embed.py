@@ -13,13 +13,13 @@ from fastqt.checks import check_embeddings, check_flag, check_number, check_opti
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.distributed.shards import Shards
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
 from fastqt.losses.common import joined_loss, scores
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
-from fastqt.signatures import named_options
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import input_dtype
 
@@ -27,7 +27,7 @@ FUNCTION = "fastqt.gist_embed_loss"
 Negatives: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
-@named_options
+@public_loss
 def gist_embed_loss(
     anchors: Tensor,
     positives: Tensor,
@@ -119,7 +119,10 @@ def gist_embed_loss(
 
     batch = agree(group, FUNCTION, check, facts)
     if isinstance(batch, Shards):
-        texts, guides = _gathered(batch, texts, True), _gathered(batch, guides, False)
+        texts, guides = (
+            _gathered(batch, x, differentiable=x is texts, with_anchors=contrast_anchors)
+            for x in (texts, guides)
+        )
 
     def loss(part: str) -> Tensor:
         return loss_of_own_rows(
@@ -256,8 +259,11 @@ def _local(ranks: Group | None, texts: Texts, prefix: str) -> Texts:
     return Texts(anchors, positives, tuple(negatives))
 
 
-def _gathered(shards: Shards, texts: Texts, differentiable: bool) -> Texts:
-    """A rank's anchors with the candidates of all ranks, its own first; negatives are one tensor."""
+def _gathered(shards: Shards, texts: Texts, *, differentiable: bool, with_anchors: bool) -> Texts:
+    """A rank's anchors with the candidates of all ranks, its own first; negatives are one tensor.
+
+    What is no candidate stays: all ranks take part in the backward pass of what they have gathered.
+    """
     dtype = input_dtype(texts.anchors)
 
     def gather(x: Tensor, of: str) -> Tensor:
@@ -267,5 +273,5 @@ def _gathered(shards: Shards, texts: Texts, differentiable: bool) -> Texts:
         texts.anchors,
         shards.rolled(gather(texts.positives, "rows")),
         (gather(torch.cat(texts.negatives), "negatives"),) if texts.negatives else (),
-        gather(texts.anchors, "rows"),
+        gather(texts.anchors, "rows") if with_anchors else None,
     )

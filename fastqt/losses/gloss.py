@@ -12,6 +12,7 @@ from fastqt import autograd, engines
 from fastqt.checks import check_bias, check_embeddings, check_option, check_tensor, require
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.ids import as_ids
 from fastqt.losses.common import row_numbers
@@ -24,7 +25,6 @@ from fastqt.losses.gloss_factored import (
 )
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
-from fastqt.signatures import named_options
 from fastqt.targets import IGNORE_INDEX, Bags
 from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
@@ -34,7 +34,7 @@ PositionLoss: TypeAlias = Literal["sum", "mean"]
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 
-@named_options
+@public_loss
 def gloss_bow_loss(
     latents: Tensor,
     weight: Tensor,
@@ -96,7 +96,7 @@ def gloss_bow_loss(
     return batch.loss(reduction, (latents, weight, bias), loss)
 
 
-@named_options
+@public_loss
 def gloss_pos_loss(
     latents: Tensor,
     positions: Tensor,

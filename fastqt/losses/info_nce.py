@@ -8,16 +8,16 @@ from torch import Tensor
 
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide, check_margin_of_false_negatives
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
 from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Similarity, TargetReduction
-from fastqt.signatures import named_options
 from fastqt.targets import Pairs
 
 
-@named_options
+@public_loss
 def info_nce_loss(
     queries: Tensor,
     candidates: Tensor,

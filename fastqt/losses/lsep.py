@@ -13,13 +13,13 @@ from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree, facts_of_leaves
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.ids import as_ids
 from fastqt.problem import loss_dtype
-from fastqt.signatures import named_options
 from fastqt.torch_modes import input_dtype
 
 
-@named_options
+@public_loss
 def lsep_loss(
     scores: Tensor,
     labels: Tensor,

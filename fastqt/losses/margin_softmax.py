@@ -17,17 +17,17 @@ from fastqt.checks import check_embeddings, check_number, check_option, check_sc
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.functional import log_sum_exp
 from fastqt.ids import as_ids
 from fastqt.losses.common import joined_loss
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
-from fastqt.signatures import named_options
 
 LEAST_SINE = 1e-6  # below which an angle's gradient is not followed
 
 
-@named_options
+@public_loss
 def cosface_loss(
     embeddings: Tensor,
     weight: Tensor,
@@ -83,7 +83,7 @@ def cosface_loss(
     )
 
 
-@named_options
+@public_loss
 def arcface_loss(
     embeddings: Tensor,
     weight: Tensor,
@@ -156,10 +156,11 @@ def _loss(
     backend: Backend | None,
     group: GroupLike | None,
 ) -> Tensor:
-    classes = as_ids("labels", labels)
+    classes = labels
 
     def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal embeddings, weight
+        nonlocal embeddings, weight, classes
+        classes = as_ids("labels", labels)
         embeddings = local_rows(ranks, "embeddings", embeddings)
         weight = local_rows(ranks, "weight", weight)
         check_embeddings(embeddings=with_a_row(ranks, embeddings), weight=with_a_row(ranks, weight))
@@ -182,11 +183,10 @@ def _loss(
 
     batch = agree(group, f"fastqt.{name}_loss", check, facts)
     columns = batch.gather(unit_rows(weight), "weight")
-    if len(classes):
-        inside = ((classes >= 0) & (classes < len(columns))).all()
-        require(inside, "labels: want integers in 0..{last}", classes, last=len(columns) - 1)
 
     def losses(part: str) -> Tensor:
+        inside = ((classes >= 0) & (classes < len(columns))).all()
+        require(inside, "labels: want integers in 0..{last}", classes, last=len(columns) - 1)
         rows, of_rows = unit_rows(embeddings), classes.to(embeddings.device)
         dtype = loss_dtype(rows)
         wanted = columns[of_rows].to(dtype)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from fastqt import autograd
 from fastqt.autograd.walked import Walked
-from fastqt.checks import check_embeddings, check_flag, check_number, check_option
+from fastqt.checks import check_embeddings, check_flag, check_number, check_option, require
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
 from fastqt.options import MarginDiagonal, Reduction
 from fastqt.problem import REDUCTIONS
-from fastqt.signatures import named_options
 from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
 from fastqt.torch_modes import without_autocast
 
@@ -31,7 +31,7 @@ MARGIN_DIAGONALS: tuple[str, ...] = get_args(MarginDiagonal)
 CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two or three times as much
 
 
-@named_options
+@public_loss
 def max_margin_loss(
     queries: Tensor,
     candidates: Tensor,
@@ -113,10 +113,10 @@ def max_margin_loss(
     batch = agree(group, FUNCTION, check, facts)
     # A rank's own candidates come first, and with them the diagonal.
     columns = batch.rolled(batch.gather(candidates, "candidates"), "queries")
+    local = batch.targets(operator, "queries", "candidates")
+    local = batch.own_first(local, diagonal, "queries", "candidates")
 
     def loss(part: str) -> Tensor:
-        local = batch.targets(operator, "queries", "candidates")
-        local = batch.own_first(local, diagonal, "queries", "candidates")
         p = _problem(queries, columns, local, margin, diagonal, normalize)
         return autograd.loss_of(p, part, MAX_MARGIN, FUNCTION)
 
@@ -136,6 +136,10 @@ def _problem(
     rows = operator.rows(N, M, queries.device)
     if rows.background is not None:
         raise ValueError("targets: want some candidates that are none, got smoothed targets")
+    if rows.columns is not None:
+        inside = ((rows.columns >= 0) & (rows.columns < M)).all()
+        require(inside, f"targets: want columns in 0..{M - 1}, or -100 for no target", rows.columns)
+
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
     if normalize:

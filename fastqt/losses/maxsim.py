@@ -33,12 +33,12 @@ from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_le
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import product
 from fastqt.fields import Differentiable
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS, loss_dtype
-from fastqt.signatures import named_options
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of MaxSimNeeds
@@ -58,7 +58,7 @@ class Room(NamedTuple):
 ROOM, CPU_ROOM = Room(2**25, 2**24, 2**24), Room(2**18, 2**19, 2**19)
 
 
-@named_options
+@public_loss
 def maxsim_loss(
     queries: Tensor,
     documents: Tensor,

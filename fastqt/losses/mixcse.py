@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_number, check_option, check_scale, shown
+from fastqt.checks import check_flag, check_number, check_option, check_scale, shown
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.functional.lowering import mixtures_may_be_short
-from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
+from fastqt.losses.common import check_generator, joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
-from fastqt.signatures import named_options
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import is_traced
 
@@ -31,7 +31,7 @@ BLOCKS: tuple[str, ...] = get_args(MixBlocks)
 MASKED_CELLS: tuple[str, ...] = get_args(MaskedCell)
 
 
-@named_options
+@public_loss
 def mixcse_loss(
     z1: Tensor,
     z2: Tensor,
@@ -97,6 +97,8 @@ def mixcse_loss(
     def check(n: int) -> dict[str, Hashable]:
         check_option("form", form, FORMS)
         check_option("partner", partner, PARTNERS)
+        check_generator(generator)
+        check_flag("stop_gradient", stop_gradient)
         check_option("blocks", blocks, BLOCKS)
         check_option("masked_cell", masked_cell, MASKED_CELLS)
 

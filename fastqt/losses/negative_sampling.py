@@ -16,11 +16,11 @@ from fastqt.checks import INTEGERS, check_embeddings, check_option, check_scale,
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.fields import Differentiable
 from fastqt.ids import as_ids
 from fastqt.options import Reduction
 from fastqt.problem import REDUCTIONS
-from fastqt.signatures import named_options
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
 
@@ -28,7 +28,7 @@ FUNCTION = "fastqt.negative_sampling_loss"
 CHUNK_BYTES = 16 * 2**20  # of gathered candidates in float64
 
 
-@named_options
+@public_loss
 def negative_sampling_loss(
     queries: Tensor,
     candidates: Tensor,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.losses.labelled import Scoring, loss_from_labels
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.signatures import named_options
 
 
-@named_options
+@public_loss
 def ntxent_loss(
     embeddings: Tensor,
     labels: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.functional import contrastive_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.common import (
@@ -40,14 +41,13 @@ from fastqt.options import (
     Reduction,
 )
 from fastqt.problem import loss_dtype, unit_rows
-from fastqt.signatures import named_options
 from fastqt.targets import Pairs
 from fastqt.torch_modes import input_dtype
 
 FUNCTION = "fastqt.multiple_negatives_ranking_loss"
 
 
-@named_options
+@public_loss
 def multiple_negatives_ranking_loss(
     queries: Tensor,
     documents: Tensor | Sequence[Tensor],

@@ -59,6 +59,10 @@ class Options(NamedTuple):
         )
         check_hardness_mode(self.hardness_mode)
         check_hardness_strength(self.hardness_strength, queries.dtype)
+        if self.hardness_mode is None and self.hardness_strength:
+            raise ValueError(
+                f"hardness_strength: want it with a hardness_mode alone, got {self.hardness_strength}"
+            )
         self._check_raised_scale(queries.dtype)
         check_option("reduction", self.reduction, REDUCTIONS)
         check_memory(self.memory)

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_paired
-from fastqt.distributed.group import GroupLike
+from fastqt.distributed.group import GroupLike, as_group
+from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.functional import sigmoid_loss
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.signatures import named_options
 from fastqt.targets import Pairs
 
 
-@named_options
+@public_loss
 def siglip_loss(
     a: Tensor,
     b: Tensor,
@@ -57,8 +58,11 @@ def siglip_loss(
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """
-    if group is None:  # The names are those of this loss.
-        check_embeddings(a=a, b=b)
+    # In errors the names are those of this loss.
+    ranks = as_group(group) if group else None
+    rows = {name: local_rows(ranks, name, x) for name, x in (("a", a), ("b", b))}
+    check_embeddings(**{name: with_a_row(ranks, x) for name, x in rows.items()})
+    if ranks is None:
         check_paired("a", len(a), "b", len(b))
     return sigmoid_loss(
         a,

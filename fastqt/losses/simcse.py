@@ -11,6 +11,7 @@ from torch import Tensor
 from fastqt.checks import check_number, check_option, check_scale
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.functional import log_sum_exp
 from fastqt.guide import check_margin_of_false_negatives
 from fastqt.losses.common import filtered_scores, joined_loss, scores, similarity_thresholds
@@ -18,11 +19,10 @@ from fastqt.losses.info_nce import info_nce_loss
 from fastqt.matryoshka import prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
-from fastqt.signatures import named_options
 from fastqt.torch_modes import input_dtype
 
 
-@named_options
+@public_loss
 def simcse_loss(
     z1: Tensor,
     z2: Tensor,
@@ -121,6 +121,8 @@ def simcse_loss(
                 None if third is None else third[..., :dim],
                 scale=scale,
                 hard_negative_weight=hard_negative_weight,
+                false_negative_margin=false_negative_margin,
+                false_negative_margin_strategy=false_negative_margin_strategy,
                 reduction=reduction,
                 memory=memory,
                 backend=backend,

@@ -15,14 +15,14 @@ from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_le
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.local import local_rows, with_a_row
+from fastqt.distributed.public import public_loss
 from fastqt.losses.grams import gram, scores
 from fastqt.problem import loss_dtype
-from fastqt.signatures import named_options
 
 FUNCTION = "fastqt.similarity_distillation_loss"
 
 
-@named_options
+@public_loss
 def similarity_distillation_loss(
     embeddings: Tensor,
     teacher_embeddings: Tensor,

@@ -13,12 +13,12 @@ from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.losses.grams import gram, sums
 from fastqt.problem import loss_dtype
-from fastqt.signatures import named_options
 
 
-@named_options
+@public_loss
 def spread_out_loss(
     embeddings: Tensor,
     *,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
+from fastqt.distributed.public import public_loss
 from fastqt.losses.labelled import Scoring, loss_from_labels
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.signatures import named_options
 
 
-@named_options
+@public_loss
 def supcon_loss(
     embeddings: Tensor,
     labels: Tensor,

@@ -149,7 +149,11 @@ def test_refuses_nonsense(changed, error, message):
         fastqt.distillation_loss(**{**given, **changed})
 
 
-def test_refuses_a_teacher_of_another_dtype():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_teacher_of_another_dtype(autocast):
+    """Such as one in float32 beside a student under autocast to bfloat16."""
     leaves, teacher = inputs(torch.float32)
-    with pytest.raises(TypeError, match=r"teacher_queries: want torch.float32 on cpu as queries are, got"):
-        fastqt.distillation_loss(*leaves[:2], *(x.double() for x in teacher))
+    student = [x.bfloat16() for x in leaves[:2]]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = fastqt.distillation_loss(*student, *teacher)
+    torch.testing.assert_close(found, fastqt.distillation_loss(*(x.float() for x in student), *teacher))

@@ -97,7 +97,7 @@ def test_is_the_definition_in_the_reference_engine(K, converged):
     given, weights = inputs(K, converged), weights_of(N)
     for (directions, mode), hardness in product(settings(), HARDNESS):
         options = {"directions": directions, "partition_mode": mode, "normalize": True}
-        options |= {"hardness_mode": hardness, "hardness_strength": 2.5}
+        options |= {"hardness_mode": hardness, "hardness_strength": 0.0 if hardness is None else 2.5}
         wanted = expected(given, weights, **options)
         tolerance = CONVERGED_FLOAT64 if converged else FLOAT64
         check(ours(given, weights, **options, backend="reference"), wanted, tolerance, options)
@@ -164,7 +164,8 @@ def random_problem(seed: int, most: int) -> None:
     n, width, K = draws.source.integer(1, most), draws.source.integer(1, 9), draws.source.integer(0, 3)
     directions, mode = draws.choice(settings())
     options = {"directions": directions, "partition_mode": mode, "normalize": draws.flag()}
-    options |= {"hardness_mode": draws.choice(HARDNESS), "hardness_strength": draws.choice((0.0, 0.5, 9.0))}
+    mode, strength = draws.choice(HARDNESS), draws.choice((0.0, 0.5, 9.0))
+    options |= {"hardness_mode": mode, "hardness_strength": 0.0 if mode is None else strength}
     dtype = draws.choice((torch.float32, torch.float64))
     if dtype is torch.float64 and draws.flag():  # which rounds less than any two similarities differ by
         options["false_negative_margin"] = draws.choice((-0.21, 0.013, 0.1))

@@ -146,7 +146,7 @@ def ranking_loss(loss: Any, embeddings: list[Tensor], prefixes: Prefixes | None)
         directions=loss.directions,
         partition_mode=loss.partition_mode,
         hardness_mode=loss.hardness_mode,
-        hardness_strength=loss.hardness_strength,
+        hardness_strength=0.0 if loss.hardness_mode is None else loss.hardness_strength,  # as the library
         matryoshka_dims=None if prefixes is None else prefixes.dims,
         matryoshka_weights=None if prefixes is None else prefixes.weights,
         group=group_of(loss),

@@ -1,0 +1,138 @@
+"""Options that meet: none is dropped beside another one, and none is taken that nothing reads."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import fastqt
+from fastqt import nn
+from tests.shared.every_loss import D
+from tests.shared.loss_options import LOSSES, Options, combinations, cut, inputs, option_names, outcome, shown
+from tests.shared.tolerances import FLOAT64
+
+CLOSE = {"rtol": 1e2 * FLOAT64, "atol": 1e2 * FLOAT64}
+OF_PREFIXES = [name for name in LOSSES if "matryoshka_dims" in option_names(name)]
+PREFIXES = ("matryoshka_dims", "matryoshka_weights")
+# How many combinations are tried, of up to how many options.
+SAMPLE, SLOW = (16, 2), (600, 3)
+extent = pytest.mark.parametrize("extent", [SAMPLE, pytest.param(SLOW, marks=pytest.mark.slow)])
+
+
+def sampled(name: str, extent: tuple[int, int], without: tuple[str, ...]) -> list[Options]:
+    count, most = extent
+    every = list(combinations(name, most, without))
+    return random.Random(0).sample(every, min(count, len(every)))
+
+
+def said(call: Any) -> Any:
+    """What a call returns, or the text of its refusal."""
+    try:
+        return call()
+    except (ValueError, TypeError) as error:
+        return str(error)
+
+
+@extent
+@pytest.mark.parametrize("name", OF_PREFIXES)
+def test_prefixes_beside_other_options(name, extent):
+    """One of all columns changes nothing, and of two the loss is the weighted sum of the single ones."""
+    for options in sampled(name, extent, PREFIXES):
+        given = inputs(name) | options
+        whole, prefix = (said(partial(outcome, name, given | dims)) for dims in ({}, {PREFIXES[0]: [D]}))
+        if isinstance(whole, str) or isinstance(prefix, str):
+            assert isinstance(whole, str) == isinstance(prefix, str), (shown(options), whole, prefix)
+            continue
+        two = outcome(name, given | {"matryoshka_dims": [3, 8], "matryoshka_weights": [0.5, 2.0]})
+        parts = [outcome(name, given, partial(cut, width=width)) for width in (3, 8)]
+        wanted = [0.5 * first + 2 * second for first, second in zip(*parts, strict=True)]
+        name_options = shown(options).__add__
+        torch.testing.assert_close([*prefix, *two], [*whole, *wanted], **CLOSE, msg=name_options)
+
+
+def has_no_effect_by_its_meaning(name: str, option: str, value: object, beside: Options) -> bool:
+    """Whether there is nothing to change: each row has a target, or what an option is of is 0."""
+    a_constant_of_a_softmax = name == "contrastive_loss" and not (
+        beside.get("diagonal", "zero") == "zero" and beside.get("guide") is None
+    )
+    return {
+        "bias": a_constant_of_a_softmax,
+        "generator": not {"samples", "partner", "negatives"} & set(beside),
+        "hardness_mode": not beside.get("hardness_strength"),
+        "margin_strategy": not beside.get("margin"),
+        "partition_mode": "directions" not in beside,
+        "reduction": value == "mean_of_targets" and beside.get("reduction") is None,
+    }.get(option, False)
+
+
+@extent
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_option_counts_or_is_refused(name, extent):
+    """Beside each combination of others: value or gradients are others, or an error says what it wants."""
+    how, found = ("memory", "backend"), []
+    for beside in sampled(name, extent, how):
+        before = said(partial(outcome, name, inputs(name) | beside))
+        if isinstance(before, str):
+            continue
+        for added in combinations(name, 1, (*how, *beside)):
+            after = said(partial(outcome, name, inputs(name) | beside | added))
+            option, value = next(iter(added.items()), ("", None))
+            if (
+                not added
+                or isinstance(after, str)
+                or has_no_effect_by_its_meaning(name, option, value, beside)
+            ):
+                continue
+            same = zip(before, after[: len(before)], strict=True)
+            if not any(x.any() for x in after[len(before) :]) and all(
+                x.shape == y.shape and torch.allclose(x, y, rtol=1e-9, atol=1e-12) for x, y in same
+            ):
+                found.append(f"{shown(added)} beside {shown(beside) or 'no other'}")
+    assert not found
+
+
+F, G = torch.randn(2, 6, 8)
+REFUSED = {
+    "a strategy without a margin": (
+        lambda: fastqt.info_nce_loss(F, G, false_negative_margin_strategy="relative"),
+        "false_negative_margin_strategy: want it with a false_negative_margin alone, got 'relative'",
+    ),
+    "a strength without a mode": (
+        lambda: fastqt.multiple_negatives_ranking_loss(F, G, hardness_strength=5.0),
+        "hardness_strength: want it with a hardness_mode alone, got 5.0",
+    ),
+    "a strategy beside thresholds": (
+        lambda: fastqt.Guide(F, G, thresholds=F[:, 0], margin_strategy="relative"),
+        "margin_strategy: want it where no thresholds are given, got 'relative'",
+    ),
+    "the most of a scale that is fixed": (
+        lambda: nn.InfoNCELoss(max_scale=50.0),
+        "max_scale: want it with learn_scale=True alone, got 50.0",
+    ),
+    "another most of a scale that is fixed": (
+        lambda: nn.CLIPLoss(learn_scale=False, max_scale=50.0),
+        "max_scale: want it with learn_scale=True alone, got 50.0",
+    ),
+    "a GRU's option of bags": (
+        lambda: nn.MultiChannel(F, kind="bow", reset_after=False),
+        "reset_after: want True with kind='bow', got False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nothing_reads_is_refused(name):
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        call()
+
+
+def test_a_default_is_of_a_scale_that_is_learnt():
+    for most in ({}, {"max_scale": None}, {"max_scale": 100.0}):
+        module = nn.CLIPLoss(scale=200.0, learn_scale=False, **most)
+        assert (module.scale, module.max_scale) == (200.0, None)
