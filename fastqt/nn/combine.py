@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fastqt.checks import check_option
+from fastqt.checks import check_option, shown
 from fastqt.nn.encoders import BagOfWords, Encoder, GRUEncoder
 from fastqt.nn.init import Init, check_vectors
 
@@ -83,6 +83,10 @@ class MultiChannel(Combine):
         init: Init = "paper",
     ) -> None:
         check_option("kind", kind, get_args(Channel))
+        for name, value, default in (("reset_after", reset_after, True), ("bias", bias, "single")):
+            if kind == "bow" and value != default:
+                raise ValueError(f"{name}: want {default!r} with kind='bow', got {shown(value)}")
+
         check_vectors(vectors)
         if vectors.dim() != 2:
             raise ValueError(f"vectors: want shape (V, W), got {tuple(vectors.shape)}")

@@ -135,7 +135,7 @@ class RecurrentEncoder(Encoder):
         check_batch(tokens, lengths)
         packed, batch_sizes, order = pack_tokens(tokens, lengths)
         if len(batch_sizes) == 0:
-            return self.embedding.weight.new_zeros(len(tokens), self.embedding_dim)
+            return of_no_words(self, self.embedding.weight, len(tokens))
         states = self.final_states(PackedSequence(self.embedding(packed), batch_sizes))
         sentences = states.transpose(0, 1).reshape(-1, self.embedding_dim)
         # Empty sentences were sorted to the end and are in no batch of the packed sequence.
@@ -249,6 +249,17 @@ class LSTMEncoder(RecurrentEncoder):
         _, (h_n, _) = self.recurrent(words)
         states: Tensor = h_n
         return states
+
+
+def of_no_words(encoder: Encoder, like: Tensor, rows: int) -> Tensor:
+    """The vectors of sentences without words: zeros, with gradients of 0 to all parameters, as for DDP."""
+    tables = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
+    theirs = {id(table.weight) for table in tables}
+    no_ids = torch.zeros(0, dtype=torch.int64, device=like.device)
+    # A sparse table gets a sparse gradient.
+    nothing = [table(no_ids) for table in tables]
+    nothing += [x.flatten()[:0] for x in encoder.parameters() if id(x) not in theirs]
+    return sum((x.sum().to(like) for x in nothing), like.new_zeros(rows, encoder.embedding_dim))
 
 
 def check_batch(tokens: Tensor, lengths: Tensor) -> None:

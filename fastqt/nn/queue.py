@@ -77,7 +77,9 @@ class Queue(nn.Module):
         self.register_buffer("rows", torch.zeros(size, width, dtype=dtype, device=device))
         self.register_buffer("row_labels", torch.zeros(size, **integer) if labels else None)
         self.register_buffer("enqueued", torch.zeros((), **integer))
-        self._full = False
+        # Whether it was full when it was last read, and which tensor of which version the count was then: who
+        # copies into the buffers makes another version.
+        self._full, self._read = False, (0, 0)
 
     def reset_parameters(self) -> None:
         """Empties the queue, as after `to_empty` of one that was made on the meta device."""
@@ -88,11 +90,17 @@ class Queue(nn.Module):
     @property
     def filled(self) -> int:
         """How many rows it holds."""
-        if self._full:
+        if self._full and (torch.compiler.is_compiling() or self._read == self._count_now()):
             return self.size
         count = int(self.enqueued)
-        self._full = count >= self.size
+        self._full, self._read = count >= self.size, self._count_now()
         return min(count, self.size)
+
+    def _count_now(self) -> tuple[int, int]:
+        """Which tensor the count is, and how often it was written to; (0, 0) where torch does not know it."""
+        if torch.compiler.is_compiling() or self.enqueued.is_inference():
+            return 0, 0
+        return id(self.enqueued), self.enqueued._version
 
     @property
     def embeddings(self) -> Tensor | None:
@@ -171,7 +179,10 @@ class Queue(nn.Module):
         self.rows.index_copy_(0, places, added[dropped:])
         if self.row_labels is not None and new_labels is not None:
             self.row_labels.index_copy_(0, places, new_labels[dropped:])
+        known = self._read == self._count_now()
         self.enqueued += len(added)
+        if known:  # More rows leave a full queue full.
+            self._read = self._count_now()
 
     def extra_repr(self) -> str:
         labels = ", labels=True" if self.row_labels is not None else ""

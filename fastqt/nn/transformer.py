@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.checks import check_dropout, check_option, check_size
-from fastqt.nn.encoders import Encoder, check_batch
+from fastqt.nn.encoders import Encoder, check_batch, of_no_words
 from fastqt.nn.init import GlorotLinear, embedding_table, reset_children
 
 Pooling = Literal["mean", "first"]
@@ -92,7 +92,7 @@ class Transformer(Encoder):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         states, layout = self._states(tokens, lengths)
         if layout is None:
-            return self.embedding.weight.new_zeros(len(tokens), self.embedding_dim)
+            return of_no_words(self, self.embedding.weight, len(tokens))
         if self.summary is None:
             return layout.pad(self.norm(states)).sum(1) / lengths.clamp(min=1).unsqueeze(1)
         summaries = self.norm(states[: len(tokens)])

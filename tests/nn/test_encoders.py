@@ -222,3 +222,14 @@ def test_token_id_outside_the_vocabulary_raises(name):
 def test_invalid_option_raises(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_without_words_gradients_of_zero_flow_to_all_parameters(name, shape):
+    """Of no sentences and of empty ones: a process that has none takes part in DDP's sums."""
+    encoder = ENCODERS[name]()
+    vectors = encoder(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64))
+    assert tuple(vectors.shape) == (shape[0], encoder.embedding_dim)
+    vectors.sum().backward()
+    assert all(p.grad is not None for p in encoder.parameters() if p.requires_grad)

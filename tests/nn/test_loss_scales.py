@@ -159,3 +159,34 @@ def test_a_clamped_scale_compiles_into_one_graph():
     twin(QUERIES, CANDIDATES).backward()
     assert module.scale.item() == pytest.approx(100.0)
     torch.testing.assert_close(module.log_scale.grad, twin.log_scale.grad)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.requires_grad_, torch.nn.Parameter])
+def test_functional_call_leaves_the_scale_that_it_is_given(kind):
+    """Beyond max_scale, too: value and gradient are those of the module's own parameter, which is clamped."""
+    own, other, (a, b) = nn.CLIPLoss(), nn.CLIPLoss(), torch.randn(2, 6, 4)
+    given = kind(torch.tensor(9.0))
+    loss = torch.func.functional_call(other, {"log_scale": given}, (a, b))
+    own.log_scale.data.fill_(9.0)
+    torch.testing.assert_close(loss, own(a, b))
+    loss.backward()
+    own(a, b).backward()
+    torch.testing.assert_close(given.grad, own.log_scale.grad)
+    assert given.item() == 9.0
+    assert own.log_scale.item() == pytest.approx(math.log(100.0))
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda module: module.load_state_dict({"log_scale": torch.tensor(9.0)}, assign=True),
+        lambda module: module.to("meta").to_empty(device="cpu"),
+        lambda module: setattr(module, "log_scale", torch.nn.Parameter(torch.tensor(9.0))),
+    ],
+)
+def test_another_parameter_in_its_place_is_clamped(replace):
+    for module in (nn.CLIPLoss(), copy.deepcopy(nn.CLIPLoss())):
+        replace(module)
+        module.log_scale.data.fill_(9.0)
+        assert module.scale.item() == pytest.approx(100.0)
+        assert module.log_scale.item() == pytest.approx(math.log(100.0))

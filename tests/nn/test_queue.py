@@ -378,3 +378,16 @@ def test_what_is_refused_changes_nothing():
     with pytest.raises(ValueError, match="labels: want 3"):
         queue.enqueue(ROWS, torch.arange(2))
     assert queue.filled == 0
+
+
+def test_rows_that_are_copied_into_the_buffers_are_its_rows():
+    """Of a queue that has been full and is no more, too."""
+    full, short = Queue(3, 2), Queue(3, 2)
+    for queue, rows in ((full, 5), (short, 1)):
+        queue.enqueue(torch.randn(rows, 2))
+        assert queue.filled == min(rows, 3)
+    for ours, theirs in zip(full.buffers(), short.buffers(), strict=True):
+        ours.copy_(theirs)
+    assert torch.equal(full.embeddings, short.embeddings)
+    full.enqueue(torch.randn(4, 2))
+    assert full.filled == 3

@@ -58,8 +58,9 @@ class ContrastiveModel(_PreTrainedModel):
 
     A batch with one column of sentences gives two views of each, which differ by the model's dropout
     (SimCSE); in evaluation mode, without dropout, both are equal. Two and three columns are pairs and
-    triplets. Where gradients are accumulated over several batches, each of them has its own negatives, and
-    the Trainer takes the mean of their losses.
+    triplets, whose third column is given to a loss as its third argument, among its `documents`, or as its
+    `negatives`. Where gradients are accumulated over several batches, each of them has its own negatives,
+    and the Trainer takes the mean of their losses.
 
     Args:
         encoder: a `HuggingFaceEncoder`, or the directory of a checkpoint. What `save_pretrained` wrote there
@@ -137,6 +138,7 @@ class ContrastiveModel(_PreTrainedModel):
 
         self.encoder, self.loss, self.options, self.group = encoder, loss, options, group
         self._takes_labels, self._takes_group = "labels" in parameters, "group" in parameters
+        self._takes_third = _third(parameters)
 
         if encoder.pooling != "cls" and getattr(encoder.model, "pooler", None) is not None:
             encoder.model.pooler.requires_grad_(False)  # DDP would wait for its gradients
@@ -275,7 +277,13 @@ class ContrastiveModel(_PreTrainedModel):
         if group is not None and isinstance(self.loss, Loss):
             # A module refuses in a call what is an option.
             loss, arguments = type(self.loss).function, {**self.loss.function_options(), **arguments}
-        value: Tensor = loss(*vectors, **self.options, **arguments)
+
+        columns: list[Any] = list(vectors)
+        if len(columns) > 2 and self._takes_third == "documents":
+            columns = [columns[0], columns[1:]]
+        elif len(columns) > 2 and self._takes_third == "negatives":
+            arguments["negatives"] = columns.pop()
+        value: Tensor = loss(*columns, **self.options, **arguments)
         if value.dim():
             raise ValueError(f"loss: want one that returns a scalar, got shape {tuple(value.shape)}")
         return value
@@ -311,6 +319,14 @@ def _function(loss: nn.Module | Callable[..., Tensor]) -> tuple[Callable[..., An
     if not callable(loss):
         raise TypeError(f"loss: want a module or a function, got {type(loss).__name__}")
     return (loss.forward if isinstance(loss, nn.Module) else loss), {}
+
+
+def _third(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """The argument that takes the negatives of triplets, where it is not a third one by place."""
+    by_place = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if by_place[1:] == ["documents"]:
+        return "documents"  # a sequence: the positives, and then the negatives
+    return "negatives" if len(by_place) == 2 and "negatives" in parameters else None
 
 
 def _check_options(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import shown
 from fastqt.nn.gru.sequence import gru_sequence
 
@@ -133,7 +134,8 @@ class GRU(torch.nn.RNNBase):
         time_major = input.transpose(0, 1) if self.batch_first and input.dim() == 3 else input
         batch = self._check(time_major, hx)
         L = len(time_major)
-        if _uses_torch(self.reset_after, input.device):
+        # torch's own takes no sequences, too, with a graph to all parameters.
+        if not batch or _uses_torch(self.reset_after, input.device):
             output, h_n = self._run_torch(time_major, None, batch, hx)
         else:
             batch_sizes = torch.full((L,), batch, dtype=torch.int64, device="cpu")
@@ -250,5 +252,9 @@ def _autocasts_to_bfloat16(data: Tensor) -> bool:
 
 
 def _uses_torch(reset_after: bool, device: torch.device) -> bool:
-    """Whether torch's own GRU computes the layer, which on a GPU is cuDNN's."""
-    return reset_after and device.type != "cpu"
+    """Whether torch's own GRU computes the layer, which on a GPU is cuDNN's; torch.func can transform it."""
+    if not is_transformed():
+        return reset_after and device.type != "cpu"
+    if not reset_after:
+        raise RuntimeError("reset_after: want True under torch.func's transforms, got False")
+    return True

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size
+from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size, shown
 from fastqt.distributed.group import as_group
 from fastqt.guide import Guide
 from fastqt.losses.dcl import check_sigma
@@ -33,7 +33,7 @@ from fastqt.losses.smoothing import check_label_smoothing
 from fastqt.matryoshka import check_matryoshka_dims, check_matryoshka_weights
 from fastqt.negatives import Mixed
 from fastqt.problem import check_memory
-from fastqt.signatures import check_names
+from fastqt.signatures import check_names, plain_numbers
 from fastqt.targets import Window
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
@@ -196,6 +196,9 @@ class ScaledLoss(Loss):
     """
 
     log_scale: nn.Parameter | None
+    # The module's own parameter, in whose place `torch.func.functional_call` puts the caller's tensor. In a
+    # list, as an attribute it would be registered once more.
+    _own: list[nn.Parameter | None]
 
     def __init__(
         self,
@@ -208,6 +211,10 @@ class ScaledLoss(Loss):
         super().__init__(**options)
         check_scale(scale)
         check_flag("learn_scale", learn_scale)
+        if not learn_scale and max_scale not in (None, self.defaults.get("max_scale")):
+            raise ValueError(f"max_scale: want it with learn_scale=True alone, got {shown(max_scale)}")
+        if not learn_scale:
+            max_scale = None  # A default is of a scale that is learnt.
         if max_scale is not None:
             _check_max_scale(max_scale, scale)
         self.initial_scale, self.max_scale = float(scale), max_scale
@@ -224,15 +231,33 @@ class ScaledLoss(Loss):
         """The current scale, 1 / temperature: a number, or a 0-d tensor with a gradient if it is learnt."""
         if self.log_scale is None:
             return self.initial_scale
-        if self.max_scale is not None:
+        if self.max_scale is None:
+            return self._number(self.log_scale.exp())
+        most = math.log(self.max_scale)
+        if self.log_scale is self._own[0] or hasattr(self.log_scale, "full_tensor"):
             # Through `data`, so that autograd does not take it for a change of what a graph has saved.
-            self.log_scale.data.clamp_(max=math.log(self.max_scale))
-        return self._number(self.log_scale.exp())
+            self.log_scale.data.clamp_(max=most)
+            return self._number(self.log_scale.exp())
+        # The caller's tensor keeps its value, and has the gradient that the parameter would have.
+        passed = self.log_scale - self.log_scale.detach()
+        return self._number((self.log_scale.detach().clamp(max=most) + passed).exp())
 
     def _number(self, learnt: Tensor) -> Tensor:
         """What is learnt, (1,), as a 0-d tensor; outside of a forward pass FSDP2 leaves a DTensor of it."""
         whole: Tensor = learnt.full_tensor() if hasattr(learnt, "full_tensor") else learnt
         return whole.reshape(())
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As of `nn.Module`, through which each assignment goes."""
+        super().register_parameter(name, param)
+        if name == "log_scale":
+            self._own = [param]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As of `nn.Module`; a move to another device may make another parameter."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._own = [self.log_scale]
+        return self
 
     def extra_repr(self) -> str:
         learnt = ", learn_scale=True" if self.log_scale is not None else ""
@@ -326,7 +351,7 @@ def with_options(constructor: Constructor, options: Sequence[Parameter]) -> Cons
     def construct(self: object, *arguments: Any, **values: Any) -> None:
         if len(arguments) > most:
             raise TypeError(f"{type(self).__name__}: too many positional arguments")
-        constructor(self, *arguments, **{**defaults, **values})
+        constructor(self, *arguments, **plain_numbers({**defaults, **values}))
 
     construct.__signature__ = signature  # type: ignore[attr-defined]
     return typing.cast("Constructor", construct)

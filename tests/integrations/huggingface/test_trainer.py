@@ -273,6 +273,21 @@ def test_a_loss_of_labels_is_given_them(checkpoint):
         model(**features(checkpoint, 1))
 
 
+@pytest.mark.parametrize("as_module", [False, True])
+def test_losses_take_triplets(checkpoint, as_module):
+    """As a third argument, among the documents, or as negatives."""
+    same = {
+        fastqt.simcse_loss: fastqt.nn.SimCSELoss,
+        fastqt.multiple_negatives_ranking_loss: fastqt.nn.MultipleNegativesRankingLoss,
+        fastqt.info_nce_loss: fastqt.nn.InfoNCELoss,
+    }
+    losses = []
+    for function, module in same.items():
+        model = ContrastiveModel(checkpoint, module() if as_module else function).eval()
+        losses.append(model(**features(checkpoint)).loss)
+    torch.testing.assert_close(losses, [losses[0]] * 3)
+
+
 def test_activations_may_be_recomputed(checkpoint):
     gradients = []
     for recomputes in (False, True):

@@ -440,3 +440,31 @@ def test_invalid_input_raises(x, hx, message):
 def test_invalid_bias_raises():
     with pytest.raises(ValueError, match=r"bias: want True, False or 'single', got 'double'"):
         GRU(W, H, bias="double")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reset_after", [True, False])
+@pytest.mark.parametrize("shape", [(3, 0, W), (0, 3, W)])
+def test_no_sequences(reset_after, shape):
+    """As torch's layer: states of no sequence, with gradients of 0 to all parameters."""
+    options = {"bidirectional": True, "batch_first": shape[0] == 0}
+    layer, by_torch = GRU(W, 5, reset_after=reset_after, **options), torch.nn.GRU(W, 5, **options)
+    found, wanted = (of(torch.zeros(shape)) for of in (layer, by_torch))
+    assert [x.shape for x in found] == [x.shape for x in wanted]
+    found[0].sum().backward()
+    assert not any(p.grad.any() for p in layer.parameters())
+
+
+def test_transforms_of_torch_func():
+    """They differentiate torch's own layer; the form that it does not have is refused in words."""
+    layer, x = GRU(W, 5).double(), torch.randn(4, 2, W, dtype=torch.float64)
+
+    def loss(parameters):
+        return torch.func.functional_call(layer, parameters, (x,))[0].square().sum()
+
+    found = torch.func.grad(loss)(dict(layer.named_parameters()))
+    loss(dict(layer.named_parameters())).backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, **RNN_FLOAT64)
+    other = GRU(W, 5, reset_after=False).double()
+    with pytest.raises(RuntimeError, match=r"^reset_after: want True under torch.func's transforms"):
+        torch.func.vjp(lambda x: other(x)[0], x)
