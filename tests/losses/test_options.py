@@ -62,7 +62,7 @@ def has_no_effect_by_its_meaning(name: str, option: str, value: object, beside: 
     )
     return {
         "bias": a_constant_of_a_softmax,
-        "generator": not {"samples", "partner", "negatives"} & set(beside),
+        "generator": not ("samples" in beside or any(str(x) == "random" for x in beside.values())),
         "hardness_mode": not beside.get("hardness_strength"),
         "margin_strategy": not beside.get("margin"),
         "partition_mode": "directions" not in beside,

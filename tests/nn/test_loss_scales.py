@@ -165,7 +165,7 @@ def test_a_clamped_scale_compiles_into_one_graph():
 def test_functional_call_leaves_the_scale_that_it_is_given(kind):
     """Beyond max_scale, too: value and gradient are those of the module's own parameter, which is clamped."""
     own, other, (a, b) = nn.CLIPLoss(), nn.CLIPLoss(), torch.randn(2, 6, 4)
-    given = kind(torch.tensor(9.0))
+    given = kind(torch.full((1,), 9.0))
     loss = torch.func.functional_call(other, {"log_scale": given}, (a, b))
     own.log_scale.data.fill_(9.0)
     torch.testing.assert_close(loss, own(a, b))
@@ -181,7 +181,7 @@ def test_functional_call_leaves_the_scale_that_it_is_given(kind):
     [
         lambda module: module.load_state_dict({"log_scale": torch.tensor(9.0)}, assign=True),
         lambda module: module.to("meta").to_empty(device="cpu"),
-        lambda module: setattr(module, "log_scale", torch.nn.Parameter(torch.tensor(9.0))),
+        lambda module: setattr(module, "log_scale", torch.nn.Parameter(torch.full((1,), 9.0))),
     ],
 )
 def test_another_parameter_in_its_place_is_clamped(replace):
