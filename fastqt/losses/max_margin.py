@@ -138,7 +138,8 @@ def _problem(
         raise ValueError("targets: want some candidates that are none, got smoothed targets")
     if rows.columns is not None:
         inside = ((rows.columns >= 0) & (rows.columns < M)).all()
-        require(inside, f"targets: want columns in 0..{M - 1}, or -100 for no target", rows.columns)
+        wanted = "targets: want columns in 0..{last}, or -100 for no target"
+        require(inside, wanted, rows.columns, last=M - 1)
 
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries, candidates = queries.to(dtype), candidates.to(dtype)
