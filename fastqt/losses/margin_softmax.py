@@ -187,6 +187,7 @@ def _loss(
     def losses(part: str) -> Tensor:
         inside = ((classes >= 0) & (classes < len(columns))).all()
         require(inside, "labels: want integers in 0..{last}", classes, last=len(columns) - 1)
+
         rows, of_rows = unit_rows(embeddings), classes.to(embeddings.device)
         dtype = loss_dtype(rows)
         wanted = columns[of_rows].to(dtype)
