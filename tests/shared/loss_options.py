@@ -39,7 +39,7 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     ],
     "document_ids": lambda: [torch.tensor([0, 0, 0, 0, 1, 1])],
     "document_mask": lambda: [torch.arange(4) < torch.arange(2 * N)[:, None] % 3 + 1],
-    "false_negative_margin": lambda: [-0.6],
+    "false_negative_margin": lambda: [-0.6, -0.2],
     "generator": lambda: [torch.Generator().manual_seed(1)],
     "guide": lambda: [fastqt.Guide(rows(N, 3, seed=7), rows(N, 3, seed=8))],
     "guide_negatives": lambda: [rows(N, D, seed=9)],
