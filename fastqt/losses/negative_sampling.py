@@ -113,7 +113,8 @@ def _problem(
     require(inside.all(), "positives, negatives: want values in 0..{last}", cells, last=M - 1)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     if not isinstance(scale, Tensor):
-        scale = torch.tensor(scale, dtype=accumulation_dtype(queries.device), device=queries.device)
+        # As a product: in that a tracer keeps a number as a variable, and elsewhere as a constant.
+        scale = torch.ones((), dtype=accumulation_dtype(queries.device), device=queries.device) * scale
     return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), scale.to(queries.device), cells)
 
 
