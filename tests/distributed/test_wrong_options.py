@@ -11,12 +11,14 @@ from tests.shared.loss_options import LOSSES, parameters
 from tests.shared.ranks import Ranks
 from tests.shared.wrong_options import refused
 
-# What errors name beside arguments: the reach of a window, and what embeddings have to have in common.
-OTHERS = ("size", "exchange", "width", "dtype")
+# What errors name beside arguments: the reach of a window, and what the ranks have to have in common.
+OTHERS = ("size", "exchange", "width", "dtype", "requires_grad", "words")
+# Other numbers of rows on the ranks are found by the loss that this one calls, and named as there.
+NESTED = {"siglip_loss": ("queries", "candidates")}
 
 
 def check(loss: str, said: list, said_by_other: list) -> None:
-    names = "|".join((*parameters(loss), *OTHERS))
+    names = "|".join((*parameters(loss), *OTHERS, *NESTED.get(loss, ())))
     assert len(said) == len(said_by_other) > 20
     for mine, others in zip(said, said_by_other, strict=True):
         kind, words = mine.wrong

@@ -56,15 +56,16 @@ def refuses(loss: str, arguments: Options) -> bool:
     return False
 
 
-def without_rows(given: Options) -> Options:
+def without_rows(loss: str, given: Options) -> Options:
     """What a rank gives that has none."""
+    of_all_ranks = {*DECODERS, *(["candidates"] if loss == "negative_sampling_loss" else [])}
 
     def none_of(name: str, x: Any) -> Any:
         if isinstance(x, list):
             return [none_of(name, y) for y in x]
         if isinstance(x, fastqt.Guide):
             return fastqt.Guide(x.queries[:0], x.candidates[:0])
-        return x[:0] if isinstance(x, Tensor) and x.dim() and name not in DECODERS else x
+        return x[:0] if isinstance(x, Tensor) and x.dim() and name not in of_all_ranks else x
 
     return {name: none_of(name, x) for name, x in given.items()}
 
@@ -88,7 +89,7 @@ def cases(loss: str) -> list[Case]:
     for options in ones:
         if not refuses(loss, base | options):
             given = base | options
-            found.append(Case(f"no rows, {shown(options)}", given, without_rows(given), True))
+            found.append(Case(f"no rows, {shown(options)}", given, without_rows(loss, given), True))
     return [case._replace(right=of_a_rank(case.right), wrong=of_a_rank(case.wrong)) for case in found]
 
 
