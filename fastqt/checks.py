@@ -90,6 +90,11 @@ def check_embeddings(optional: tuple[str, ...] = (), /, **embeddings: Tensor | N
             continue
         check_tensor(name, x)
         assert x is not None
+        if type(x) is not Tensor and hasattr(x, "placements"):
+            raise ValueError(
+                f"{name}: want a tensor, or group= of the ranks that hold its rows, got a DTensor of "
+                f"placements {tuple(x.placements)}; full_tensor() gathers it"
+            )
 
         shape, dtype = x.shape, x.dtype
         if len(shape) != 2 and not (name == "row_negatives" and len(shape) == 3):

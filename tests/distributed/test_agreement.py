@@ -10,7 +10,15 @@ import torch
 import fastqt
 from fastqt.distributed import Group
 from tests.shared.ranks import Ranks
-from tests.shared.refusals import CALLS, OF_SCALE, agreements, changed_later, of_another_group, refused
+from tests.shared.refusals import (
+    CALLS,
+    OF_SCALE,
+    agreements,
+    changed_later,
+    dtensors_of_classes,
+    of_another_group,
+    refused,
+)
 
 SAME = "want the same value on all ranks of the group, got"
 ROWS = "want the same number of rows on all ranks of the group, got 4 on ranks 0, 2 and 3 on rank 1; "
@@ -86,6 +94,16 @@ def test_groups_that_cannot_be(ranks: Callable[[int], Ranks]) -> None:
             f"ValueError: process_group: {mesh}",
             f"ValueError: process_group: {outside}",
         ]
+
+
+def test_classes_in_a_dtensor(ranks: Callable[[int], Ranks]) -> None:
+    """In a group its rows are taken; elsewhere and otherwise placed it is refused."""
+    advice = "want a tensor, or group= of the ranks that hold its rows, got a DTensor of placements"
+    for said in ranks(2).run(dtensors_of_classes):
+        for in_rows, copied, *alone in (said[:4], said[4:]):
+            assert in_rows == "nothing"
+            assert "weight: want a DTensor of placements (Shard(0),), got (Replicate(),)" in copied
+            assert all(words.startswith(f"ValueError: weight: {advice}") for words in alone)
 
 
 def test_without_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fastqt
 from fastqt.distributed import Group, agreement, faults
@@ -200,6 +200,22 @@ def of_another_group() -> list[str]:
     of_part = said(lambda: fastqt.contrastive_loss(rows(), rows(), group=part))
     dist.barrier()
     return [of_part, *losses, said(lambda: Group(mesh)), said(lambda: Group(part))]
+
+
+def dtensors_of_classes() -> list[str]:
+    """What this rank says of classes in a DTensor: in a group, by rows and copied, and alone."""
+    mesh, labels = init_device_mesh("cpu", (dist.get_world_size(),)), torch.zeros(ROWS, dtype=torch.int64)
+    found = []
+    for loss in (fastqt.cosface_loss, fastqt.arcface_loss):
+        for placement, group in (
+            (Shard(0), mesh),
+            (Replicate(), mesh),
+            (Shard(0), None),
+            (Replicate(), None),
+        ):
+            weight = DTensor.from_local(rows().detach(), mesh, [placement], run_check=False)
+            found.append(said(lambda: loss(rows(), weight, labels, scale=8.0, margin=0.1, group=group)))  # noqa: B023
+    return found
 
 
 def changed_later(uneven: bool) -> tuple[str, str, bool, bool | None]:
