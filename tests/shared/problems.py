@@ -363,7 +363,7 @@ class Maker(Draws):
         is_matrix = isinstance(targets, Tensor) and targets.dim() == 2 and targets.layout is torch.strided
         if "similarity" in arguments or "smoothed" in problem.makes or is_matrix:
             if not self.rarely(4):
-                del arguments["false_negative_margin"]
+                del arguments["false_negative_margin"], arguments["false_negative_margin_strategy"]
                 problem.makes.remove("margin")
                 return
             problem.refusals.add("false_negative_margin")
@@ -371,7 +371,7 @@ class Maker(Draws):
             return
         clear = self.clear_margin(near, strategy)
         if clear is None:
-            del arguments["false_negative_margin"]
+            del arguments["false_negative_margin"], arguments["false_negative_margin_strategy"]
             problem.makes.remove("margin")
         else:
             arguments["false_negative_margin"] = clear
