@@ -90,7 +90,7 @@ def test_the_level_of_vector_instructions_follows_from_the_processor(monkeypatch
     """Of those that the library is compiled for, the highest one all of whose flags are there."""
     monkeypatch.setattr(report.platform, "machine", lambda: machine)
     monkeypatch.setattr(report.sys, "platform", "linux")
-    monkeypatch.setattr(report.Path, "read_text", lambda path: f"processor: 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(report.Path, "read_text", lambda path, **_: f"processor: 0\nflags\t\t: {flags}\n")
     monkeypatch.setattr(ops, "native_error", None)
     assert report.simd().startswith(f"{level} (torch: ")
     monkeypatch.setattr(ops, "native_error", "not built")
