@@ -49,13 +49,17 @@ def test_errors(model, planted, tmp_path, capsys, monkeypatch):
         assert message in error_line(capsys, "export", *words, *given), words
     assert not out.exists()
 
-    for format, missing, extra in (
-        ("onnx", "onnxscript", "onnx"),
-        ("sentence-transformers", "sentence_transformers", "st"),
+    for format, missing, wanted in (
+        ("onnx", "onnxscript", " needs onnxscript: pip install 'fastqt[onnx]'"),
+        (
+            "sentence-transformers",
+            "sentence_transformers",
+            ": want sentence-transformers >= 6, got none: pip install 'fastqt[st]'",
+        ),
     ):
         with monkeypatch.context() as context:
             context.setitem(sys.modules, missing, None)  # as if it were not installed
             line = error_line(capsys, "export", model, "--format", format, "--out", out)
-            assert line == f"format {format} needs {missing}: pip install 'fastqt[{extra}]'"
+            assert line == f"format {format}{wanted}"
         assert not out.exists()
     assert not list(tmp_path.glob("*.partial"))
