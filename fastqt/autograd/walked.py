@@ -54,6 +54,8 @@ class Walked:
         weights = torch.ones(len(p.queries), dtype=dtype, device=p.queries.device) * row_weight
         losses, gradients = self._rows_and_gradients(p, weights, needs)
         # A copy, as torch 2.11's compiler gives an output that is another tensor itself a gradient of 0.
+        if isinstance(row_weight, Tensor):  # The sum would take its float64, which a device may not have.
+            row_weight = row_weight.to(losses.dtype)
         return (row_weight * losses.sum()).to(p.queries.dtype, copy=True), gradients
 
     def backward(self, p: Any, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Any) -> Any:
