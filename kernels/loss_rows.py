@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastqt.kernels.launch import elements_of_program, on_device
 from fastqt.kernels.plan import planned
-from fastqt.kernels.sigmoid import log1p
+from fastqt.kernels.sigmoid import log1p, log1p_to_one
 from fastqt.problem import DIAGONALS, Problem
 
 ZERO, KEEP = tl.constexpr(DIAGONALS.index("zero")), tl.constexpr(DIAGONALS.index("keep"))
@@ -131,7 +131,7 @@ def loss_rows_kernel(
             j = start + tl.arange(0, BLOCK)
             T, x = cells_of(row, j, unscaled, targets, excluded, DIAGONAL)
             e = tl.exp(-tl.abs(x))
-            softplus = tl.where(x > 0, x, 0.0) + log1p(e)
+            softplus = tl.where(x > 0, x, 0.0) + log1p_to_one(e)
             total += tl.sum(softplus - tl.where(T > 0, T * x, 0.0), 0).to(tl.float64)
 
             if gradients is not None:

@@ -40,6 +40,18 @@ def log1p(x):
 
 
 @triton.jit
+def log1p_to_one(x):
+    """log(1 + x) for float32 x from 0 to 1, by one division and in fewer registers.
+
+    It is 2 atanh(x / (2 + x)), which keeps the digits of a small x.
+    """
+    z = x / (2.0 + x)
+    u = z * z
+    series = (((1.4078889e-1 * u + 1.3982579e-1) * u + 2.0012298e-1) * u + 3.3333161e-1) * u
+    return 2.0 * (z + z * series)
+
+
+@triton.jit
 def joined(a, b):
     """p such that 1 + p = (1 + a) (1 + b), which keeps the digits of a small a or b.
 

@@ -107,8 +107,11 @@ def divergence(blocks: list[Tensor], T: Tensor) -> Tensor:
 
 def cross_entropy(blocks: list[Tensor], T: Tensor) -> Tensor:
     """sum_j -T_ij log P_ij - (1 - T_ij) log (1 - P_ij) for P the sigmoid of each score."""
-    softplus = -F.logsigmoid(-torch.cat(blocks, 1))
-    return softplus.sum(1) - (T * blocks[0].masked_fill(T == 0, 0)).sum(1)
+    first, *others = (-F.logsigmoid(-block) for block in blocks)
+    is_target = T != 0
+    # From log P a coefficient is 1 - P without a difference, in which a P close to 1 would be lost.
+    targets = (1 - T) * first - T * F.logsigmoid(blocks[0].masked_fill(~is_target, 0))
+    return torch.cat([torch.where(is_target, targets, first), *others], 1).sum(1)
 
 
 def replace_diagonal(scores: Tensor, diagonal: str) -> Tensor:
@@ -131,6 +134,8 @@ def excluded_cells(p: Problem, T: Tensor) -> Tensor:
 
 def row_losses(p: Problem) -> Tensor:
     """The loss of each row, (N,)."""
+    if isinstance(p.scale, Tensor):  # Blocks and prefixes add to its gradient before that is rounded.
+        p = replace(p, scale=p.scale.to(p.queries.dtype))
     if not p.prefix_dims:
         return _losses_of_one(p)
     prefixes = Prefixes(p.prefix_dims, p.prefix_weights)

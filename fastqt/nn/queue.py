@@ -179,7 +179,8 @@ class Queue(nn.Module):
         self.rows.index_copy_(0, places, added[dropped:])
         if self.row_labels is not None and new_labels is not None:
             self.row_labels.index_copy_(0, places, new_labels[dropped:])
-        known = self._read == self._count_now()
+        # A compiled step would be guarded by a count that the next one changes.
+        known = not torch.compiler.is_compiling() and self._read == self._count_now()
         self.enqueued += len(added)
         if known:  # More rows leave a full queue full.
             self._read = self._count_now()

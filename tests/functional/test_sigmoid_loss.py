@@ -1,5 +1,7 @@
 """Properties of the sigmoid loss that the shared cases of test_contrastive_loss.py do not cover."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,16 @@ def test_error_is_at_most_eagers(score, memory):
             found.append([np.linalg.norm(a.double().numpy() - b) / np.linalg.norm(b) for a, b in results])
     bound = EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
     assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
+
+
+@pytest.mark.parametrize("score", [20.0, 60.0])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_a_found_pair_has_its_small_gradient(backend, score):
+    """1 - P of a positive is computed from its score: as a difference of P from 1 it would be lost."""
+    query = torch.tensor([[score]], requires_grad=True)
+    loss = fastqt.sigmoid_loss(query, torch.ones(1, 1), fastqt.Diagonal(), diagonal="keep", backend=backend)
+    (found,) = torch.autograd.grad(loss, query)
+    assert float(found) == pytest.approx(-math.exp(-score), rel=1e-6)
 
 
 @by_memory

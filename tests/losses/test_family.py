@@ -41,7 +41,7 @@ OF_RANKING = """
     directions = "query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"
     hard = dict(directions=directions, hardness_mode="hard_negatives")
     yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, **hard)
-    yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, directions=directions[:2])
+    yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], memory={memory!r}, directions=directions[:2])
     yield fastqt.multiple_negatives_ranking_loss(z[0], z[1:], **options, hardness_mode="in_batch_negatives")
 """
 OF_WHOLE_BATCHES = """

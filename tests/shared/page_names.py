@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fastqt
 from fastqt.problem import Rows
@@ -81,6 +81,13 @@ def distributed(folder: Path, monkeypatch: MonkeyPatch) -> Names:
     }
 
 
+class Clip(nn.Module):
+    """A model with the outputs of open_clip's, whose images and texts are embeddings already."""
+
+    def forward(self, images: Tensor, texts: Tensor) -> dict[str, Tensor]:
+        return {"image_features": images, "text_features": texts, "logit_scale": torch.tensor(10.0)}
+
+
 def integrations(folder: Path, monkeypatch: MonkeyPatch) -> Names:
     """Tiny models under the names that the page downloads or reads."""
     import datasets
@@ -104,11 +111,12 @@ def integrations(folder: Path, monkeypatch: MonkeyPatch) -> Names:
     columns = {
         name: ["the cat sat.", "a mat", "a cat", "the mats"] for name in ("anchor", "positive", "negative")
     }
-    task = types.SimpleNamespace(CLIPTask=lambda model, loss: (model, loss))
+    open_clip = types.SimpleNamespace(create_model=lambda name, output_dict: Clip())
     return {
         **embeddings("queries", "keys", D=128),
         **{"fastqt": fastqt, "torch": torch, "triplets": datasets.Dataset.from_dict(columns)},
-        **{"rank": 0, "world_size": 1, "open_clip": types.SimpleNamespace(task=task), "device": "cpu"},
+        **{"images": torch.randn(4, 8), "texts": torch.randn(4, 8)},
+        **{"rank": 0, "world_size": 1, "open_clip": open_clip, "device": "cpu"},
     }
 
 
