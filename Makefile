@@ -78,7 +78,7 @@ lint: .venv/built
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m lint.structure
+	$(BIN)/python -m tests.lint.structure
 
 # The source distribution, in dist.
 sdist: .venv/ready
@@ -87,7 +87,7 @@ sdist: .venv/ready
 # The losses as a repository of kernels for the Hugging Face hub, in build/hub.
 hub: .venv/built
 	rm -rf build/hub
-	$(BIN)/python -m hub.layout build/hub
+	$(BIN)/python packaging/hub/layout.py build/hub
 
 # One wheel for every Python and torch, in dist: with CUDA code where nvcc is found. What it links to is torch's.
 wheel: .venv/built
@@ -102,8 +102,8 @@ wheel: .venv/built
 fuzz: MINUTES ?= 10
 fuzz: .venv/built
 	$(BIN)/python -c 'import atheris' || $(BIN)/pip install --quiet 'atheris>=3'
-	$(BIN)/python -m fuzz all --minutes $(MINUTES)
-	$(BIN)/python -m fuzz.native all --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz all --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.native all --minutes $(MINUTES)
 
 # The C++ of the CPU engine under AddressSanitizer and UBSan, and on threads under ThreadSanitizer: its tiles in a
 # program of their own, and the whole extension in the tests of the CPU engine and the GRU. Several minutes.

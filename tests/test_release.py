@@ -17,7 +17,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
-RECIPE = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+RECIPE = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 

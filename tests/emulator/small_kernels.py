@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.asynchronous import TensorMap
-from emulator.machine import Machine, packed
-from emulator.memory import region_at
-from emulator.ptx import parse
-from emulator.reports import Reports
+from tests.emulator.asynchronous import TensorMap
+from tests.emulator.machine import Machine, packed
+from tests.emulator.memory import region_at
+from tests.emulator.ptx import parse
+from tests.emulator.reports import Reports
 
 HEADER = """
 .version 8.8

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from emulator.asynchronous import TensorMap
-from emulator.machine import SCHEDULES
+from tests.emulator.asynchronous import TensorMap
+from tests.emulator.machine import SCHEDULES
 from tests.emulator.small_kernels import execute
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emulator.machine import SCHEDULES, StoppedError
+from tests.emulator.machine import SCHEDULES, StoppedError
 from tests.emulator.small_kernels import execute
 
 # Each thread stores its number to shared memory and reads that of a thread of the other warp.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emulator.machine import StoppedError
+from tests.emulator.machine import StoppedError
 from tests.emulator.small_kernels import execute, of_each_thread
 
 EDGES = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF]

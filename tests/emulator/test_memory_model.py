@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emulator.machine import SCHEDULES
+from tests.emulator.machine import SCHEDULES
 from tests.emulator.small_kernels import execute
 
 # Block 0 stores 7 and raises a flag; block 1 waits for the flag and takes what it sees.

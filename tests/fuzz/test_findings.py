@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fuzz.findings import Findings, signature
-from fuzz.minimise import minimised
+from tests.fuzz.findings import Findings, signature
+from tests.fuzz.minimise import minimised
 
 
 def run(data: bytes) -> bool:
@@ -52,7 +52,7 @@ def test_a_signature_names_the_cause():
 
 
 def test_the_last_line_of_libfuzzer_is_read():
-    from fuzz.campaign import STATUS
+    from tests.fuzz.campaign import STATUS
 
     line = "#289424\tDONE   cov: 39 ft: 86 corp: 25/973b lim: 2512 exec/s: 18089 rss: 262Mb\n"
     assert STATUS.match(line).groups() == ("289424", "39", "86", "25")

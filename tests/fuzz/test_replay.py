@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import files
-from fuzz.limits import memory_limited
-from fuzz.refusals import UnhelpfulRefusalError, check_argument_refusal, check_file_refusal
-from fuzz.source import Bytes
-from fuzz.targets import TARGETS, load
+from tests.fuzz import files
+from tests.fuzz import inputs as inputs_of_targets
+from tests.fuzz.inputs import inputs, keep, unpack, write
+from tests.fuzz.limits import memory_limited
+from tests.fuzz.refusals import UnhelpfulRefusalError, check_argument_refusal, check_file_refusal
+from tests.fuzz.source import Bytes
+from tests.fuzz.targets import TARGETS, load
 
-FUZZ = Path(__file__).parents[2] / "fuzz"
-REGRESSIONS = sorted(path for path in (FUZZ / "regressions").rglob("*") if path.is_file())
+REGRESSIONS = [(target, name) for target in TARGETS for name in inputs(target, "regressions")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,23 +24,34 @@ def scratch():
     files.remove_folder()
 
 
-def replay(target: str, path: Path) -> bool:
+def replay(target: str, data: bytes) -> bool:
     """Whether the target accepts an input; what the reader warns of is no finding."""
     with memory_limited(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load(target)(path.read_bytes())
+        return load(target)(data)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_seeds(target):
     """No seed is a finding, and each target both accepts some and refuses some."""
-    outcomes = {replay(target, path) for path in sorted((FUZZ / "corpus" / target).iterdir())}
+    outcomes = {replay(target, data) for data in inputs(target, "seeds").values()}
     assert outcomes == {True, False}
 
 
-@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_regressions(path):
-    replay(path.parent.name, path)
+@pytest.mark.parametrize(("target", "name"), REGRESSIONS)
+def test_regressions(target, name):
+    replay(target, inputs(target, name)[name])
+
+
+def test_what_is_kept_of_a_target_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs_of_targets, "FOLDER", tmp_path / "inputs")
+    write("corpus", {"seeds/00": b"\0one"})
+    keep("corpus", b"\1bad")
+    (regression,) = inputs("corpus", "regressions").items()
+    assert inputs("corpus") == {"seeds/00": b"\0one", regression[0]: b"\1bad"}
+    unpacked = unpack("corpus", tmp_path / "kept")
+    assert {path.read_bytes() for path in unpacked.iterdir()} == {b"\0one", b"\1bad"}
+    assert inputs("absent") == {}
 
 
 def test_decisions_are_made_from_the_front_of_the_bytes():

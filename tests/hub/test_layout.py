@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from hub import layout
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from lint import structure
-from lint.structure import FIGURES, LIMITS, Source
+from tests.lint import structure
+from tests.lint.structure import FIGURES, LIMITS, Source
 
 FIELDS = [f"field{number}" for number in range(14)]
 PROBLEM = "class Problem:\n" + "".join(f"    {name}: int\n" for name in FIELDS) + "    kind: ClassVar[str]\n"

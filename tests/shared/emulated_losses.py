@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 import fastqt
-from emulator.machine import StoppedError
 from fastqt.engines import reference
+from tests.emulator.machine import StoppedError
 from tests.shared.emulation import Edit, Emulation, emulated
 from tests.shared.gaps import NoGaps
 from tests.shared.launches import GPUS

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emulator.asynchronous import TensorMap
-from emulator.blocks import Translated, translate
-from emulator.machine import Machine, packed
-from emulator.memory import Region, region_at
-from emulator.ptx import Kernel, parse
-from emulator.reports import Reports
+from tests.emulator.asynchronous import TensorMap
+from tests.emulator.blocks import Translated, translate
+from tests.emulator.machine import Machine, packed
+from tests.emulator.memory import Region, region_at
+from tests.emulator.ptx import Kernel, parse
+from tests.emulator.reports import Reports
 from tests.shared.launches import Gpu, Launch, specialised, standing_in
 
 SCRATCH = 2  # pointers that follow the arguments of a kernel: global scratch, and that of profilers

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 import fastqt
-from emulator.machine import Machine, packed
-from emulator.reports import Reports
+from tests.emulator.machine import Machine, packed
+from tests.emulator.reports import Reports
 from tests.shared.absent_driver import NotCompiled
 from tests.shared.emulation import SCRATCH, compiled_source, regions
 from tests.shared.launches import GPUS

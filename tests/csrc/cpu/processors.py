@@ -21,8 +21,8 @@ from typing import IO
 import numpy as np
 import pytest
 
-from fuzz.native.build import compiler as clang
 from tests.csrc import building
+from tests.fuzz.native.build import compiler as clang
 
 # Those of the package, in setup.py.
 OPTIMISED = ("-O3", "-std=c++20", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-Icsrc")

@@ -1,12 +1,12 @@
-"""The fuzzers of the C++ operators find nothing in a few inputs; `python -m fuzz.native` runs millions."""
+"""Fuzzers of the C++ operators find nothing in a few inputs; `python -m tests.fuzz.native` runs millions."""
 
 import os
 import subprocess
 
 import pytest
 
-from fuzz.native.__main__ import SETTINGS, write_seeds
-from fuzz.native.build import TARGETS, compiler, fuzzer
+from tests.fuzz.native.__main__ import SETTINGS, write_seeds
+from tests.fuzz.native.build import TARGETS, compiler, fuzzer
 
 
 @pytest.mark.slow

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from emulator.blocks import translate
-from emulator.machine import Machine
-from emulator.memory import region_at
-from emulator.ptx import parse
-from emulator.reports import Reports
 from tests.csrc import building
 from tests.csrc.cuda.host_execution import DIAGONALS, TILES, Array, Small, decoded, encoded, outputs
+from tests.emulator.blocks import translate
+from tests.emulator.machine import Machine
+from tests.emulator.memory import region_at
+from tests.emulator.ptx import parse
+from tests.emulator.reports import Reports
 
 SOURCE, HEADERS = "tests/csrc/cuda/one_arithmetic.cu", ("csrc/cuda/*.h", "csrc/cuda/*.cuh")
 NAMES = {

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from emulator.machine import SCHEDULES, StoppedError
-from emulator.reports import Reports
 from fastqt.engines.cuda import SHARED_BYTES
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.emulated import EmulatedKernel, needs_nvcc
 from tests.csrc.cuda.host_execution import ARITHMETICS
 from tests.csrc.cuda.test_small_kernel import problem
+from tests.emulator.machine import SCHEDULES, StoppedError
+from tests.emulator.reports import Reports
 from tests.shared import oracle
 
 pytestmark = needs_nvcc

@@ -1,0 +1,315 @@
+"""What instructions that take and give registers become.
+
+Source: Parallel Thread Execution ISA, chapter 9, in the order of its sections.
+"""
+
+from __future__ import annotations
+
+from tests.emulator.kinds import OPPOSITE, ORDERED, ROUNDINGS, bits_of, is_float, storage
+from tests.emulator.ptx import Instruction
+from tests.emulator.writer import Writer
+
+# a + b, a - b and a b of bfloat16 as fused products, of which the first factor is a: b and c of a b + c.
+OF_BF16 = {
+    "bf16": {"*": "{b}, b16(0x8000)", "+": "b16(0x3F80), {b}", "-": "b16(0x3F80), {b} ^ b16(0x8000)"},
+    "bf16x2": {
+        "*": "{b}, b32(0x80008000)",
+        "+": "b32(0x3F803F80), {b}",
+        "-": "b32(0x3F803F80), {b} ^ b32(0x80008000)",
+    },
+}
+
+
+class OfRegisters(Writer):
+    """Arithmetic, comparisons, bits, moves and conversions."""
+
+    def binary(self, i: Instruction, expression: str, kind: str | None = None) -> None:
+        kind = kind or i.type
+        a, b = (self.value(str(x), kind) for x in i.operands[1:3])
+        self.write(i.operands[0], kind, expression.format(a=a, b=b, kind=kind))
+
+    def float_binary(self, i: Instruction, sign: str) -> None:
+        flushed, rounding = "ftz" in i.modifiers, {"rz", "rm", "rp", "sat"} & set(i.modifiers)
+        if i.type in ("bf16", "bf16x2") and not flushed | bool(rounding):
+            self.binary(i, "a.fma_bf16({a}, " + OF_BF16[i.type][sign] + ")")
+        elif rounding == {"rz"} and i.type == "f32" and sign == "+":
+            self.binary(
+                i, "a.flush(a.add_rz(a.flush({a}), a.flush({b})))" if flushed else "a.add_rz({a}, {b})"
+            )
+        elif i.type in ("bf16", "bf16x2", "f16x2") or rounding:
+            self.unknown(i.text)
+        else:
+            plain = f"a.flush(a.flush({{a}}) {sign} a.flush({{b}}))" if flushed else f"{{a}} {sign} {{b}}"
+            self.binary(i, plain)
+
+    def do_add(self, i: Instruction) -> None:
+        self.float_binary(i, "+")
+
+    def do_sub(self, i: Instruction) -> None:
+        self.float_binary(i, "-")
+
+    def do_mul(self, i: Instruction) -> None:
+        if "wide" in i.modifiers:
+            wide = f"{i.type[0]}{2 * bits_of(i.type)}"
+            a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+            self.write(i.operands[0], wide, f"{a}.astype({wide}) * {wide}({b})")
+        elif "hi" in i.modifiers:
+            self.binary(i, "a.high_product({a}, np.broadcast_to({b}, {a}.shape))")
+        else:
+            self.float_binary(i, "*")
+
+    def do_mad(self, i: Instruction) -> None:
+        if "hi" in i.modifiers:
+            self.unknown(i.text)
+        wide = f"{i.type[0]}{2 * bits_of(i.type)}" if "wide" in i.modifiers else i.type
+        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+        c = self.value(str(i.operands[3]), wide)
+        self.write(i.operands[0], wide, f"{wide}({a}) * {wide}({b}) + {c}")
+
+    def do_fma(self, i: Instruction) -> None:
+        if i.type in ("bf16", "bf16x2") and i.modifiers == ("rn", i.type):
+            a, b, c = (f"th.array({self.value(str(x), i.type)})" for x in i.operands[1:4])
+            self.write(i.operands[0], i.type, f"a.fma_bf16({a}, {b}, {c})")
+            return
+        rounding = next((x for x in ("rz", "rm") if x in i.modifiers and i.type == "f32"), "rn")
+        if i.type not in ("f32", "f64") or rounding not in i.modifiers or "sat" in i.modifiers:
+            self.unknown(i.text)
+        of_f32 = {"rz": "fma_rz", "rm": "fma_rm", "rn": "fma_f32"}[rounding]
+        a, b, c = (self.value(str(x), i.type) for x in i.operands[1:4])
+        if i.type == "f64":
+            expression = f"a.fma_f64({a}, {b}, {c})"
+        elif "ftz" in i.modifiers:
+            expression = f"a.flush(a.{of_f32}(a.flush({a}), a.flush({b}), a.flush({c})))"
+        else:
+            expression = f"a.{of_f32}({a}, {b}, {c})"
+        self.write(i.operands[0], i.type, expression)
+
+    def do_div(self, i: Instruction) -> None:
+        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+        if not is_float(i.type):
+            expression = f"a.quotient({a}, th.array({b}))"
+        elif i.type == "f64" or "rn" in i.modifiers:
+            expression = f"{a} / {b}"
+        else:
+            ulps = 2.0  # of both .approx and .full, within the range that .approx has
+            expression = f"a.approximate(f64({a}) / f64({b}), {ulps}, th.array({b}).view(b32))"
+        self.write(i.operands[0], i.type, expression)
+
+    def do_rem(self, i: Instruction) -> None:
+        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+        self.write(i.operands[0], i.type, f"a.remainder({a}, th.array({b}))")
+
+    def approximated(self, i: Instruction, function: str, ulps: float) -> None:
+        a = self.value(str(i.operands[1]), "f32")
+        flushed = f"a.flush({a})" if "ftz" in i.modifiers else a
+        result = f"a.approximate({function}(f64({flushed})), {ulps}, {a}.view(b32))"
+        self.write(i.operands[0], "f32", f"a.flush({result})" if "ftz" in i.modifiers else result)
+
+    def do_ex2(self, i: Instruction) -> None:
+        if i.type != "f32":
+            self.unknown(i.text)
+        self.approximated(i, "np.exp2", 2.0)
+
+    def do_lg2(self, i: Instruction) -> None:
+        self.approximated(i, "np.log2", 2.0)
+
+    def do_rcp(self, i: Instruction) -> None:
+        if i.type == "f64":
+            self.write(i.operands[0], "f64", f"a.rcp_approx_f64({self.value(str(i.operands[1]), 'f64')})")
+        elif "rn" in i.modifiers:
+            self.write(i.operands[0], "f32", f"f32(1) / {self.value(str(i.operands[1]), 'f32')}")
+        else:
+            self.approximated(i, "np.reciprocal", 1.0)
+
+    def do_rsqrt(self, i: Instruction) -> None:
+        self.approximated(i, "1 / np.sqrt", 2.0)
+
+    def do_sqrt(self, i: Instruction) -> None:
+        if "approx" in i.modifiers:
+            self.approximated(i, "np.sqrt", 2.0)
+        else:
+            self.write(i.operands[0], i.type, f"np.sqrt({self.value(str(i.operands[1]), i.type)})")
+
+    def do_tanh(self, i: Instruction) -> None:
+        self.approximated(i, "np.tanh", 2.0**13)  # 2^-11 of the result
+
+    def do_neg(self, i: Instruction) -> None:
+        self.write(i.operands[0], i.type, f"-{self.value(str(i.operands[1]), i.type)}")
+
+    def do_abs(self, i: Instruction) -> None:
+        a = self.value(str(i.operands[1]), i.type)
+        if i.type == "bf16":
+            expression = f"{a} & b16(0x7FFF)"
+        else:
+            expression = f"a.flush(np.abs({a}))" if "ftz" in i.modifiers else f"np.abs({a})"
+        self.write(i.operands[0], i.type, expression)
+
+    def extreme(self, i: Instruction, of_floats: str, of_integers: str) -> None:
+        if not is_float(i.type) or "NaN" in i.modifiers:
+            self.binary(i, f"np.{of_integers}({{a}}, {{b}})")
+        else:
+            self.binary(i, f"a.{of_floats}({{a}}, {{b}})")
+
+    def do_min(self, i: Instruction) -> None:
+        self.extreme(i, "minimum", "minimum")
+
+    def do_max(self, i: Instruction) -> None:
+        self.extreme(i, "maximum", "maximum")
+
+    def do_and(self, i: Instruction) -> None:
+        self.binary(i, "{a} & {b}")
+
+    def do_or(self, i: Instruction) -> None:
+        self.binary(i, "{a} | {b}")
+
+    def do_xor(self, i: Instruction) -> None:
+        self.binary(i, "{a} ^ {b}")
+
+    def do_not(self, i: Instruction) -> None:
+        self.write(i.operands[0], i.type, f"~{self.value(str(i.operands[1]), i.type)}")
+
+    def do_lop3(self, i: Instruction) -> None:
+        """Any function of three bits, whose table the last operand is."""
+        a, b, c = (self.value(str(x), "b32") for x in i.operands[1:4])
+        table = int(str(i.operands[4]).rstrip("U"), 0)
+        terms = [
+            " & ".join(x if k >> (2 - place) & 1 else f"~{x}" for place, x in enumerate((a, b, c)))
+            for k in range(8)
+            if table >> k & 1
+        ]
+        self.write(i.operands[0], "b32", " | ".join(f"({term})" for term in terms) or "th.full(b32(0))")
+
+    def do_shl(self, i: Instruction) -> None:
+        a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")
+        self.write(i.operands[0], i.type, f"a.shift_left({a}, {by}, {bits_of(i.type)})")
+
+    def do_shr(self, i: Instruction) -> None:
+        a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")
+        self.write(i.operands[0], i.type, f"a.shift_right({a}, {by}, {bits_of(i.type)})")
+
+    def do_shf(self, i: Instruction) -> None:
+        low, high, by = (self.value(str(x), "b32") for x in i.operands[1:4])
+        both = f"({low}.astype(b64) | (th.array({high}).astype(b64) << b64(32)))"
+        amount = f"({by} & b32(31))" if "wrap" in i.modifiers else f"np.minimum({by}, b32(32))"
+        shifted = (
+            f"{both} >> b64({amount})" if "r" in i.modifiers else f"({both} << b64({amount})) >> b64(32)"
+        )
+        self.write(i.operands[0], "b32", f"({shifted}).astype(b32)")
+
+    def do_prmt(self, i: Instruction) -> None:
+        a, b = (self.value(str(x), "b32") for x in i.operands[1:3])
+        selector = int(str(i.operands[3]).rstrip("U"), 0)
+        self.write(i.operands[0], "b32", f"a.prmt(th.array({a}), th.array({b}), {selector})")
+
+    def do_bfe(self, i: Instruction) -> None:
+        if bits_of(i.type) != 32:
+            self.unknown(i.text)
+        a, position, length = (self.value(str(x), "b32") for x in i.operands[1:4])
+        self.write(i.operands[0], "b32", f"a.bfe({a}, {position}, {length}, signed={i.type == 's32'})")
+
+    def do_bfi(self, i: Instruction) -> None:
+        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+        position, length = (self.value(str(x), "b32") for x in i.operands[3:5])
+        self.write(i.operands[0], i.type, f"a.bfi(th.array({a}), {b}, {position}, {length})")
+
+    def do_clz(self, i: Instruction) -> None:
+        self.write(i.operands[0], "b32", f"a.leading_zeros({self.value(str(i.operands[1]), 'b32')})")
+
+    def do_popc(self, i: Instruction) -> None:
+        self.write(i.operands[0], "b32", f"a.set_bits({self.value(str(i.operands[1]), i.type)})")
+
+    def do_selp(self, i: Instruction) -> None:
+        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
+        self.write(i.operands[0], i.type, f"np.where({self.register(str(i.operands[3]), 'pred')}, {a}, {b})")
+
+    def do_setp(self, i: Instruction) -> None:
+        compare, kind = i.modifiers[0], i.type
+        a, b = (self.value(str(x), kind) for x in i.operands[1:3])
+        if kind == "bf16":
+            a, b, kind = f"a.from_bf16({a})", f"a.from_bf16(th.array({b}))", "f32"
+        unordered = f"(np.isnan({a}) | np.isnan({b}))"
+        if not is_float(kind):
+            expression = f"{a} {ORDERED[compare]} {b}"
+        elif compare in ("num", "nan"):
+            expression = unordered if compare == "nan" else f"~{unordered}"
+        elif compare.endswith("u"):
+            expression = (
+                f"~({a} {OPPOSITE[compare[:-1]]} {b})" if compare != "equ" else f"({a} == {b}) | {unordered}"
+            )
+            if compare == "neu":
+                expression = f"{a} != {b}"
+        else:
+            expression = f"{a} {ORDERED[compare]} {b}"
+            if compare == "ne":
+                expression = f"({expression}) & ~{unordered}"
+        joined = [x for x in i.modifiers[1:-1] if x in ("and", "or", "xor")]
+        results = str(i.operands[0]).split("|")
+        if joined or len(results) > 1:
+            self.unknown(i.text)
+        self.write(results[0], "pred", expression)
+
+    def do_mov(self, i: Instruction) -> None:
+        to, source = i.operands[:2]
+        if isinstance(to, tuple):
+            bits = bits_of(i.type) // len(to)
+            whole = self.value(str(source), i.type)
+            for place, part in enumerate(to):
+                shifted = f"({whole} >> {storage(i.type)}({bits * place})).astype(b{bits})"
+                self.write(part, f"b{bits}", shifted)
+        elif isinstance(source, tuple):
+            bits = bits_of(i.type) // len(source)
+            whole, half = storage(i.type), f"b{bits}"
+            parts = [
+                f"(th.array({self.value(x, half)}).astype({whole}) << {whole}({bits * k}))"
+                for k, x in enumerate(source)
+            ]
+            self.write(to, i.type, " | ".join(parts))
+        elif i.type == "pred":
+            same = (
+                self.register(str(source), "pred")
+                if str(source).startswith("%")
+                else f"th.full(np.bool_({source}))"
+            )
+            self.write(to, "pred", same)
+        else:
+            value = self.value(str(source), i.type)
+            self.write(to, i.type, value if str(source).startswith("%") else f"th.full({value})")
+
+    def do_cvta(self, i: Instruction) -> None:
+        """Addresses of shared memory are generic ones as they are: they are below all others."""
+        self.write(i.operands[0], i.type, self.value(str(i.operands[1]), i.type))
+
+    def do_cvt(self, i: Instruction) -> None:
+        to, source = i.modifiers[-2:]
+        rounding = next((x for x in i.modifiers if x in ROUNDINGS), None)
+        flushed = "ftz" in i.modifiers
+        if {"relu", "rz", "rm", "rp"} & set(i.modifiers[:-2]):
+            self.unknown(i.text)
+        if "sat" in i.modifiers and (to, source) != ("f32", "f32"):
+            self.unknown(i.text)
+
+        if to in ("bf16x2", "f16x2"):
+            high, low = (self.value(str(x), "f32") for x in i.operands[1:3])
+            half = "a.to_bf16({})" if to == "bf16x2" else "{}.astype(f16).view(b16)"
+            parts = [f"{half.format(f'th.array({x})')}.astype(b32)" for x in (high, low)]
+            self.write(i.operands[0], to, f"({parts[0]} << b32(16)) | {parts[1]}")
+            return
+
+        a = self.value(str(i.operands[1]), source)
+        if flushed:
+            a = f"a.flush({a})"
+        if source == "bf16":
+            a, source = f"a.from_bf16({a})", "f32"
+        if to == "tf32":
+            expression = f"(({a}.view(b32) + b32(0x1000)) & b32(0xFFFFE000))"
+        elif to == "bf16":
+            expression = f"a.to_bf16({a})"
+        elif is_float(source) and not is_float(to):
+            expression = f"a.to_integer(np.{ROUNDINGS[rounding or 'rzi']}({a}), {to})"
+        elif is_float(source) and rounding:
+            expression = f"np.{ROUNDINGS[rounding]}({a}).astype({to})"
+        elif "sat" in i.modifiers:
+            expression = f"a.saturated({a})"
+        else:
+            expression = f"{a}.astype({to})"
+        self.write(i.operands[0], to, expression)

@@ -1,0 +1,77 @@
+"""config.json: one that is accepted has values of the declared types, is written again and builds a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from types import NoneType
+from typing import get_args, get_type_hints
+
+from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model_settings import ENCODERS, MODELS
+from fastqt.sentences.text import Vocabulary
+from tests.fuzz.files import folder, json_text, write
+from tests.fuzz.refusals import UnhelpfulRefusalError, check_file_refusal
+from tests.fuzz.source import Bytes
+
+TYPES = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(TrainConfig).items()}
+TYPES["corpus"] = TYPES["betas"] = (tuple,)
+SIZES = ("word_dim", "hidden_size", "layers", "heads", "feedforward", "max_length")
+TINY = {"word_dim": 8, "hidden_size": 8, "layers": 1, "heads": 2, "feedforward": 8, "max_length": 9}
+VOCABULARY = Vocabulary.build(["one two three"], 4).to_json().encode()
+LARGEST = 64  # a model whose sizes are no larger is built in less than a millisecond
+IMPOSSIBLE = 10**12  # no machine holds a model of this size
+
+
+def run(data: bytes) -> bool:
+    source = Bytes(data)
+    model = source.choice(MODELS)
+    encoder = source.choice(("gru", "bigru") if model == "skip-thoughts" else ENCODERS)
+    if encoder == "combine" or encoder.startswith("mc-"):
+        model = "quickthoughts"  # others have no such encoder
+
+    files = {"checkpoint": "checkpoint"} if encoder == "huggingface" else {}
+    files |= {"vectors": "vectors.npz"} if encoder.startswith("mc-") else {}
+    whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, **files, **TINY)
+
+    builds = source.integer(0, 7) == 7  # a model, which takes most of the time
+    path = write("config.json", json_text(source, json.loads(whole.to_json())))
+
+    try:
+        config = TrainConfig.load(path)
+    except InputError as error:
+        check_file_refusal(error, path)
+        return False
+
+    for name, types in TYPES.items():
+        _check_value(name, getattr(config, name), types)
+    assert TrainConfig.load(write("again.json", config.to_json().encode())) == config
+
+    if builds and config.encoder != "huggingface":
+        _check_model(config)
+    return True
+
+
+def _check_value(name: str, value: object, types: tuple[type, ...]) -> None:
+    assert type(value) in types or (type(value) is int and float in types), f"{name} is {value!r}"
+    assert not isinstance(value, float) or math.isfinite(value), f"{name} is {value!r}"
+    assert value is not None or NoneType in types or name in dataclasses.asdict(TrainConfig(("x",)))
+    if name == "corpus":
+        assert all(type(file) is str for file in value)
+
+
+def _check_model(config: TrainConfig) -> None:
+    """A model of reasonable sizes is built; one that no memory holds is refused."""
+    sizes = [getattr(config, name) for name in SIZES]
+    if LARGEST < max(sizes) < IMPOSSIBLE or 4 < config.layers < IMPOSSIBLE:
+        return
+    vocabulary = write("vocabulary.json", VOCABULARY)
+    try:
+        SentenceEncoder.load(folder(), "cpu", trained=False)
+    except InputError as error:
+        check_file_refusal(error, folder() / "config.json", vocabulary)
+        if max(sizes) <= LARGEST:
+            raise UnhelpfulRefusalError("a small model is refused") from error

@@ -1,0 +1,74 @@
+"""The benchmarks' tab-separated files, and the cache of sentence vectors."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+
+from fastqt.errors import InputError
+from fastqt.sentences.evaluation.data import read_labelled, read_pairs
+from fastqt.sentences.evaluation.vectors import Cache, embed
+from tests.fuzz.files import folder, json_text, text_file, write
+from tests.fuzz.refusals import check_file_refusal
+from tests.fuzz.source import Bytes
+from tests.fuzz.targets.vectors import any_archive
+
+TEXTS = ["one", "two", "three"]  # in the cache
+WANTED = ["one", "four"]
+
+
+def run(data: bytes) -> bool:
+    source = Bytes(data)
+    kind = source.choice(("labelled", "pairs", "scores first", "cache"))
+    if kind == "cache":
+        return _read_cache(source)
+    path = text_file(source, "task.tsv")
+    try:
+        if kind == "labelled":
+            labels, texts = read_labelled(path, text=source.integer(1, 2))
+            assert labels.shape == (len(texts),)
+            assert len(texts) >= 1
+            return True
+        gold, first = (1, 2) if kind == "pairs" else (0, 1)
+        pairs = read_pairs(path, gold=gold, first=first, subset=0 if kind == "pairs" else None)
+    except InputError as error:
+        check_file_refusal(error, path)
+        return False
+    assert pairs.gold.shape == pairs.subset.shape == (len(pairs.first),) == (len(pairs.second),)
+    assert np.isfinite(pairs.gold).all(), "a gold score that is NaN or infinity"
+    return True
+
+
+def _read_cache(source: Bytes) -> bool:
+    """Vectors from a damaged cache: refused, or of one width and finite for every sentence."""
+    cache = Cache(folder(), "key")
+    path = write("key.npz", _damaged_cache(source))
+    try:
+        vectors = embed(_ones, WANTED, cache=cache, progress=False)
+    except InputError as error:
+        check_file_refusal(error, path)
+        return False
+    matrix = vectors(WANTED)
+    assert matrix.ndim == 2
+    assert matrix.dtype == np.float32
+    assert np.isfinite(matrix).all()
+    assert (embed(_none, WANTED, cache=cache, progress=False)(WANTED) == matrix).all()
+    return True
+
+
+def _damaged_cache(source: Bytes) -> bytes:
+    if source.flag():
+        return any_archive(source, ("sentences", "vectors"))
+    matrix = np.ones((3, source.integer(0, 4)), source.choice((np.float32, np.float64, np.int8)))
+    file = io.BytesIO()
+    np.savez(file, sentences=np.frombuffer(json_text(source, TEXTS), np.uint8), vectors=matrix)
+    return file.getvalue()
+
+
+def _ones(texts: list[str]) -> np.ndarray:
+    return np.ones((len(texts), 2))
+
+
+def _none(texts: list[str]) -> np.ndarray:
+    raise AssertionError(f"the cache forgot {texts}")

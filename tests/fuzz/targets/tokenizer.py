@@ -1,0 +1,48 @@
+"""Tokenizer files: one that is accepted encodes any text, and is written again as the same vocabulary."""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from fastqt.errors import InputError
+from fastqt.sentences.text import TokenizerVocabulary
+from tests.fuzz.files import json_text, write
+from tests.fuzz.refusals import check_file_refusal
+from tests.fuzz.source import Bytes
+from tests.fuzz.targets.vocabulary import check_encoding
+
+PIECES = ["<unk>", "a", "b", "c", "##b", "one", "two", "ab", ",", "!"]
+SENTENCES = ["one two, three!", "", "  ", "a b c ab ab c a b c", "é \u2028 \x00 [UNK] <unk> x" + "y" * 200]
+
+
+def _made() -> list[dict[str, object]]:
+    ids = {piece: number for number, piece in enumerate(PIECES)}
+    bpe = Tokenizer(models.BPE(ids, [("a", "b")], unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
+    bpe.enable_padding(pad_id=1, pad_token="a")
+    words = Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
+    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    words.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
+    words.add_special_tokens(["<unk>"])
+    unigram = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(PIECES)], unk_id=0))
+    unigram.normalizer = normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.NFKC()])
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    return [json.loads(each.to_str()) for each in (bpe, words, unigram)]
+
+
+WHOLE = _made()
+
+
+def run(data: bytes) -> bool:
+    source = Bytes(data)
+    options = source.choice(({}, {"unknown": "drop"}, {"special_tokens": "add"})) | {"max_length": 7}
+    path = write("tokenizer.json", json_text(source, source.choice(WHOLE)))
+    try:
+        vocabulary = TokenizerVocabulary.load(path, **options)
+    except InputError as error:
+        check_file_refusal(error, path)
+        return False
+    check_encoding(vocabulary, SENTENCES, **options)
+    return True
