@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
 CSRC   := $(shell find csrc -type f)
+CPP    := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Tests run in as many processes as there are cores, a whole file in each, so that what the tests of a file share
 # is made once. The conftest.py gives each process one thread and lets the files with slow tests begin first. A
@@ -76,6 +77,7 @@ stub: .venv/built
 lint: .venv/built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.lint.structure

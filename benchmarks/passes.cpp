@@ -1,5 +1,5 @@
-// Prints for each of the main vectorised passes of csrc/cpu how many nanoseconds it takes for a number, as the least
-// of many times on a row that fits the first cache.
+// Prints for each of the main vectorised passes of csrc/cpu how many nanoseconds it takes for a
+// number, as the least of many times on a row that fits the first cache.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,7 +24,9 @@ void report(const char* name, const std::vector<float>& row, const F& pass) {
     std::copy(row.begin(), row.end(), x.begin());
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < 4; ++i) pass(x.data());
-    least = std::min(least, std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count());
+    least = std::min(
+        least,
+        std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count());
   }
   std::printf("%s %.5f\n", name, least / (4 * kLength));
 }
@@ -34,7 +36,8 @@ void report(const char* name, const std::vector<float>& row, const F& pass) {
 int main() {
   std::mt19937 generator(0);
   std::normal_distribution<float> distribution(0, 4);
-  std::vector<float> row(kLength), other(kLength), gates(3 * kLength), biases(4 * kLength), state(kLength);
+  std::vector<float> row(kLength), other(kLength), gates(3 * kLength), biases(4 * kLength),
+      state(kLength);
   for (auto* values : {&row, &other, &gates, &biases})
     std::generate(values->begin(), values->end(), [&] { return distribution(generator); });
   const std::vector<float> wide = gates;
@@ -47,8 +50,10 @@ int main() {
   report("row_exp", row, [](float* x) { sink = row_exp(x, kLength, 16); });
   report("row_affine", row, [](float* x) { row_affine(x, kLength, -1, 0.5f); });
   report("row_sigmoid", row, [](float* x) { sink = row_sigmoid(x, kLength, 8, 4); });
-  report("row_two_exps", row, [&](float* x) { row_two_exps(x, kLength, 16, 1, other.data(), other.data()); });
+  report("row_two_exps", row,
+         [&](float* x) { row_two_exps(x, kLength, 16, 1, other.data(), other.data()); });
   report("gru_reset_after_row", gates, [&](float* x) {
-    gru_reset_after_row(x, wide.data(), biases.data(), state.data(), hidden.data(), next.data(), kLength);
+    gru_reset_after_row(x, wide.data(), biases.data(), state.data(), hidden.data(), next.data(),
+                        kLength);
   });
 }

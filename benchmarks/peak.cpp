@@ -1,5 +1,6 @@
-// Prints how many operations a second the multipliers of this processor make on some threads at once, in GFLOP/s: of
-// float32, and of bfloat16 with sums in float32, 0 where it has no instructions for them.
+// Prints how many operations a second the multipliers of this processor make on some threads at
+// once, in GFLOP/s: of float32, and of bfloat16 with sums in float32, 0 where it has no
+// instructions for them.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -20,22 +21,22 @@ struct Registers {
   typedef float Vector __attribute__((vector_size(kBytes)));
 };
 
-// Each multiplies and adds vectors that stay in registers. The empty assembly keeps the compiler from leaving out what
-// nobody reads.
-#define FASTQT_PEAK(NAME, TARGET, BYTES, CHAINS, STEP)                                                  \
-  TARGET __attribute__((noinline)) void NAME() {                                                        \
-    using Vector = Registers<BYTES>::Vector;                                                            \
-    Vector sums[CHAINS] = {};                                                                           \
-    Vector x = {}, y = {};                                                                              \
-    asm volatile("" : "+v"(x), "+v"(y));                                                                \
-    for (int64_t step = 0; step < kSteps; ++step) {                                                     \
-      _Pragma("GCC unroll 24") for (int i = 0; i < CHAINS; ++i) {                                       \
-        Vector sum = sums[i];                                                                           \
-        STEP;                                                                                           \
-        sums[i] = sum;                                                                                  \
-      }                                                                                                 \
-    }                                                                                                   \
-    _Pragma("GCC unroll 24") for (int i = 0; i < CHAINS; ++i) asm volatile("" ::"v"(sums[i]));           \
+// Each multiplies and adds vectors that stay in registers. The empty assembly keeps the compiler
+// from leaving out what nobody reads.
+#define FASTQT_PEAK(NAME, TARGET, BYTES, CHAINS, STEP)                                         \
+  TARGET __attribute__((noinline)) void NAME() {                                               \
+    using Vector = Registers<BYTES>::Vector;                                                   \
+    Vector sums[CHAINS] = {};                                                                  \
+    Vector x = {}, y = {};                                                                     \
+    asm volatile("" : "+v"(x), "+v"(y));                                                       \
+    for (int64_t step = 0; step < kSteps; ++step) {                                            \
+      _Pragma("GCC unroll 24") for (int i = 0; i < CHAINS; ++i) {                              \
+        Vector sum = sums[i];                                                                  \
+        STEP;                                                                                  \
+        sums[i] = sum;                                                                         \
+      }                                                                                        \
+    }                                                                                          \
+    _Pragma("GCC unroll 24") for (int i = 0; i < CHAINS; ++i) asm volatile("" ::"v"(sums[i])); \
   }
 
 #ifdef __x86_64__
@@ -47,7 +48,8 @@ FASTQT_PEAK(with_avx2, __attribute__((target("avx2,fma"))), 32, 12,
             asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y)))
 #endif
 
-// GFLOP/s of `threads` threads that run a function at once, whose steps have so many operations: the best of some turns.
+// GFLOP/s of `threads` threads that run a function at once, whose steps have so many operations:
+// the best of some turns.
 double rate(void (*function)(), double operations, int threads) {
   double least = 1e30;
   std::barrier together(threads);
@@ -65,7 +67,8 @@ double rate(void (*function)(), double operations, int threads) {
     const auto begin = std::chrono::steady_clock::now();
     function();
     together.arrive_and_wait();
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    least = std::min(
+        least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   for (std::thread& thread : others) thread.join();
   return operations * kSteps * threads / least / 1e9;

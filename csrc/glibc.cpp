@@ -1,8 +1,9 @@
 // Keeps the library loadable by glibc 2.28, whichever newer glibc it is linked against.
 //
-// The linker binds each function to the newest version that it finds. Here that would be exp and log of glibc 2.29,
-// which differ from the older ones only in that they never call a handler of errors, and a flag of glibc 2.32, which
-// libstdc++ reads to skip atomic instructions in a program of one thread. setup.py links with --wrap=exp and
+// The linker binds each function to the newest version that it finds. Here that would be exp and
+// log of glibc 2.29, which differ from the older ones only in that they never call a handler of
+// errors, and a flag of glibc 2.32, which libstdc++ reads to skip atomic instructions in a program
+// of one thread. setup.py links with --wrap=exp and
 // --wrap=log, so that their calls arrive here.
 
 #if defined(__linux__) && defined(__GNUC__) && (defined(__x86_64__) || defined(__aarch64__))

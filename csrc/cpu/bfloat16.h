@@ -1,5 +1,6 @@
-// bfloat16, the upper half of a float32. The conversions are here, which the compiler can vectorise: they round to the
-// nearest number, and of two such to the even one. All arithmetic is that of float32.
+// bfloat16, the upper half of a float32. The conversions are here, which the compiler can
+// vectorise: they round to the nearest number, and of two such to the even one. All arithmetic is
+// that of float32.
 #pragma once
 
 #include <bit>
@@ -20,7 +21,9 @@ struct BFloat16 {
     bits = static_cast<uint16_t>(x != x ? 0x7fc0u : rounded);
   }
 
-  FASTQT_INLINE operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+  FASTQT_INLINE operator float() const {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
 };
 
 }  // namespace fastqt

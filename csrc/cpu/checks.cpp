@@ -25,7 +25,8 @@ std::string name_of(ScalarType dtype) {
 std::string written(const std::vector<int64_t>& shape) {
   std::string text = "(";
   for (std::size_t dim = 0; dim < shape.size(); ++dim)
-    text += (dim > 0 ? ", " : "") + (shape[dim] == kAnySize ? "at least 1" : std::to_string(shape[dim]));
+    text += (dim > 0 ? ", " : "") +
+            (shape[dim] == kAnySize ? "at least 1" : std::to_string(shape[dim]));
   return text + ")";
 }
 
@@ -42,24 +43,28 @@ bool has_shape(const Tensor& tensor, std::initializer_list<int64_t> shape) {
 
 std::string described(const Tensor& tensor) {
   std::vector<int64_t> shape(tensor.dim());
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) shape[dim] = tensor.size(static_cast<int64_t>(dim));
-  return std::string(tensor.is_contiguous() ? "a contiguous " : "a strided ") + name_of(tensor.scalar_type()) +
-         " tensor of shape " + written(shape) + (tensor.is_cpu() ? "" : " on another device");
+  for (std::size_t dim = 0; dim < shape.size(); ++dim)
+    shape[dim] = tensor.size(static_cast<int64_t>(dim));
+  return std::string(tensor.is_contiguous() ? "a contiguous " : "a strided ") +
+         name_of(tensor.scalar_type()) + " tensor of shape " + written(shape) +
+         (tensor.is_cpu() ? "" : " on another device");
 }
 
-void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,
-                  Layout layout) {
+void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype,
+                  std::initializer_list<int64_t> shape, Layout layout) {
   STD_TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == dtype && has_shape(tensor, shape) &&
                       (layout == Layout::kStrided || tensor.is_contiguous()),
-                  name, ": want a ", layout == Layout::kStrided ? "" : "contiguous ", name_of(dtype),
-                  " tensor of shape ", written(shape), " on the CPU, got ", described(tensor));
+                  name, ": want a ", layout == Layout::kStrided ? "" : "contiguous ",
+                  name_of(dtype), " tensor of shape ", written(shape), " on the CPU, got ",
+                  described(tensor));
 }
 
 void check_queries(const Tensor& queries, bool may_be_bfloat16) {
   const ScalarType dtype = queries.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double ||
                       (may_be_bfloat16 && dtype == ScalarType::BFloat16),
-                  "queries: want dtype float32", may_be_bfloat16 ? ", float64 or bfloat16" : " or float64", ", got ",
+                  "queries: want dtype float32",
+                  may_be_bfloat16 ? ", float64 or bfloat16" : " or float64", ", got ",
                   name_of(dtype));
   check_tensor("queries", queries, dtype, {kAnySize, kAnySize}, Layout::kStrided);
 }

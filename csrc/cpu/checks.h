@@ -1,5 +1,6 @@
-// Checks of the arguments of an operator. Operators read raw pointers, so an argument of another dtype, shape or
-// layout would be read out of bounds. Each failed check names the argument, what was wanted and what came.
+// Checks of the arguments of an operator. Operators read raw pointers, so an argument of another
+// dtype, shape or layout would be read out of bounds. Each failed check names the argument, what
+// was wanted and what came.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -23,8 +24,8 @@ enum class Layout { kStrided, kContiguous };
 std::string described(const Tensor& tensor);
 
 // The tensor is on the CPU and has this dtype, shape and layout.
-void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,
-                  Layout layout);
+void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype,
+                  std::initializer_list<int64_t> shape, Layout layout);
 
 // The same where there is a tensor.
 inline void check_tensor(const char* name, const std::optional<Tensor>& tensor, ScalarType dtype,
@@ -32,8 +33,8 @@ inline void check_tensor(const char* name, const std::optional<Tensor>& tensor, 
   if (tensor) check_tensor(name, *tensor, dtype, shape, layout);
 }
 
-// The matrix of the queries, from which other arguments take their dtype: float32, float64 or for some operators
-// bfloat16. It is not empty.
+// The matrix of the queries, from which other arguments take their dtype: float32, float64 or for
+// some operators bfloat16. It is not empty.
 void check_queries(const Tensor& queries, bool may_be_bfloat16);
 
 // A tile has at least one row and one column: with none, a walk over tiles would not end.

@@ -71,9 +71,11 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
       return row;
     };
 
-    for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns); first += kStripe) {
+    for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns);
+         first += kStripe) {
       const int64_t width = std::min(kStripe, tile.columns - first);
-      std::fill_n(largest, width, std::numeric_limits<T>::lowest());  // not -inf, since -inf - -inf is NaN
+      std::fill_n(largest, width,
+                  std::numeric_limits<T>::lowest());  // not -inf, since -inf - -inf is NaN
       for (int64_t i = 0; i < tile.rows; ++i) row_raise(largest, scores(i, first, width), width);
 
       std::fill_n(total, width, 0.0);
@@ -101,8 +103,9 @@ void clip_tile(const Tile<S>& tile, const PairSums& sums) {
 }
 
 template <class S>
-void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows, const Softmax<Computed<S>>& columns,
-                        const PairGradients& pairs, bool visited) {
+void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows,
+                        const Softmax<Computed<S>>& columns, const PairGradients& pairs,
+                        bool visited) {
   using T = Computed<S>;
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     ComputedRow<S> computed(tile.columns);
@@ -112,18 +115,20 @@ void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows, c
       const int64_t row = tile.first_row + i;
       if (kRounds<S> || !visited) tile.scale_row(i, scores);
       row_two_exps(scores, tile.columns, rows.shifts[row], rows.factors[row],
-                   columns.shifts.data() + tile.first_column, columns.factors.data() + tile.first_column);
-      if (const auto pair = pair_column(tile, row, pairs.pairs)) scores[*pair] = static_cast<T>(pairs.values[row]);
+                   columns.shifts.data() + tile.first_column,
+                   columns.factors.data() + tile.first_column);
+      if (const auto pair = pair_column(tile, row, pairs.pairs))
+        scores[*pair] = static_cast<T>(pairs.values[row]);
       tile.scale_row(i, scores);
       computed.write(stored, tile.columns);
     }
   });
 }
 
-#define FASTQT_INSTANTIATE(S)                                                                                \
-  template void clip_tile(const Tile<S>&, const PairSums&);                                                  \
-  template void clip_tile_backward(const Tile<S>&, const Softmax<Computed<S>>&, const Softmax<Computed<S>>&, \
-                                   const PairGradients&, bool);
+#define FASTQT_INSTANTIATE(S)                                                   \
+  template void clip_tile(const Tile<S>&, const PairSums&);                     \
+  template void clip_tile_backward(const Tile<S>&, const Softmax<Computed<S>>&, \
+                                   const Softmax<Computed<S>>&, const PairGradients&, bool);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 FASTQT_INSTANTIATE(BFloat16)

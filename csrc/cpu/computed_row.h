@@ -1,4 +1,5 @@
-// A row of a matrix in the dtype of the computation: the row itself, or of bfloat16 a copy in float32.
+// A row of a matrix in the dtype of the computation: the row itself, or of bfloat16 a copy in
+// float32.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,12 @@
 // The contrastive loss on a CPU, tile by tile of the score matrix: three operators.
 //
 // A gradient needs three matrix products: the scores S = s F G^T, dF = s dS G and dG = s dS^T F.
-// `contrastive_loss_with_gradients` makes all three while a tile of scores is at hand, 6 N M D operations
-// in all. A softmax needs its whole row for that, so that its tiles are whole rows; the cells of a sigmoid
-// do not depend on each other, and it takes tiles of any size. `contrastive_loss_rows` finds the loss of
-// each row from tiles of a fixed size, and `contrastive_loss_backward` computes the scores once more
-// to find the gradients from the saved logsumexp and mass: 8 N M D operations together.
+// `contrastive_loss_with_gradients` makes all three while a tile of scores is at hand, 6 N M D
+// operations in all. A softmax needs its whole row for that, so that its tiles are whole rows; the
+// cells of a sigmoid do not depend on each other, and it takes tiles of any size.
+// `contrastive_loss_rows` finds the loss of each row from tiles of a fixed size, and
+// `contrastive_loss_backward` computes the scores once more to find the gradients from the saved
+// logsumexp and mass: 8 N M D operations together.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -31,17 +32,20 @@
 namespace fastqt {
 namespace {
 
-// The losses of N rows, and the gradients of sum_i row_weights_i loss_i, found on one walk over the scores.
+// The losses of N rows, and the gradients of sum_i row_weights_i loss_i, found on one walk over the
+// scores.
 template <class S>
 class RowLosses {
  public:
   RowLosses(Walk<S>& walk, const Cells<Computed<S>>& cells, const Problem& p)
-      : walk_(walk), cells_(cells), N_(p.rows()), mass_without_targets_(p.link == kLogSumExp ? 1 : 0) {}
+      : walk_(walk), cells_(cells), N_(p.rows()),
+        mass_without_targets_(p.link == kLogSumExp ? 1 : 0) {}
 
   void softmax(int64_t tile_rows, int64_t tile_columns, const RowSums& sums) {
     std::fill_n(sums.logsumexp, N_, -std::numeric_limits<double>::infinity());
     begin(sums);
-    walk_.for_tiles(tile_rows, tile_columns, [&] { softmax_tile(cells_, walk_.tile(), sums, report); });
+    walk_.for_tiles(tile_rows, tile_columns,
+                    [&] { softmax_tile(cells_, walk_.tile(), sums, report); });
     add_logsumexp_to_loss(sums);
   }
 
@@ -54,8 +58,8 @@ class RowLosses {
     add_logsumexp_to_loss(sums);
   }
 
-  void softmax_backward(int64_t tile_rows, int64_t tile_columns, const double* row_weights, const double* logsumexp,
-                        const double* mass) {
+  void softmax_backward(int64_t tile_rows, int64_t tile_columns, const double* row_weights,
+                        const double* logsumexp, const double* mass) {
     walk_.for_tiles(tile_rows, tile_columns, [&] {
       softmax_tile_backward(cells_, walk_.tile(), row_weights, logsumexp, mass, report);
       walk_.differentiate();
@@ -64,10 +68,12 @@ class RowLosses {
 
   void sigmoid(int64_t tile_rows, int64_t tile_columns, double* loss) {
     std::fill_n(loss, N_, 0.0);
-    walk_.for_tiles(tile_rows, tile_columns, [&] { sigmoid_tile(cells_, walk_.tile(), loss, report); });
+    walk_.for_tiles(tile_rows, tile_columns,
+                    [&] { sigmoid_tile(cells_, walk_.tile(), loss, report); });
   }
 
-  void sigmoid_with_gradients(int64_t tile_rows, int64_t tile_columns, const double* row_weights, double* loss) {
+  void sigmoid_with_gradients(int64_t tile_rows, int64_t tile_columns, const double* row_weights,
+                              double* loss) {
     std::fill_n(loss, N_, 0.0);
     walk_.for_tiles(tile_rows, tile_columns, [&] {
       sigmoid_tile_backward(cells_, walk_.tile(), row_weights, loss, report);
@@ -94,7 +100,8 @@ class RowLosses {
   const double mass_without_targets_;
 };
 
-// The first target that a loss cannot have, as three numbers that an operator returns: status, row, column.
+// The first target that a loss cannot have, as three numbers that an operator returns: status, row,
+// column.
 using TargetFault = std::tuple<int64_t, int64_t, int64_t>;
 
 // Calls compute(RowLosses<S>&) with the dtype of the problem for S.
@@ -129,11 +136,13 @@ Tensor scalar_loss(ScalarType embeddings, double value) {
 }
 
 // Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64.
-std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(const Problem& p, int64_t tile_rows,
+std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(const Problem& p,
+                                                                        int64_t tile_rows,
                                                                         int64_t tile_columns) {
   check(p);
   check_tile(tile_rows, tile_columns);
-  const Tensor logsumexp = row_zeros(p.rows()), mass = row_zeros(p.rows()), loss = row_zeros(p.rows());
+  const Tensor logsumexp = row_zeros(p.rows()), mass = row_zeros(p.rows()),
+               loss = row_zeros(p.rows());
   const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
                      loss.mutable_data_ptr<double>()};
   const auto [status, row, column] = with_row_losses(p, {}, [&](auto& losses) {
@@ -150,7 +159,8 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
   check(p);
   check_tile(tile_rows, tile_columns.value_or(1));
   STD_TORCH_CHECK(p.link == kSigmoid || !tile_columns,
-                  "tile_columns: want None for a softmax, whose gradients in the forward pass take whole rows, got ",
+                  "tile_columns: want None for a softmax, whose gradients in the forward pass take "
+                  "whole rows, got ",
                   *tile_columns);
 
   const Gradients gradients = new_gradients(p, needs);
@@ -175,8 +185,8 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
 
 // The gradients of sum_i row_weights_i loss_i that are needed, from what `loss_rows` found.
 std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
-    const Problem& p, int64_t tile_rows, int64_t tile_columns, const Tensor row_weights, const Tensor logsumexp,
-    const Tensor mass, const std::vector<bool> needs) {
+    const Problem& p, int64_t tile_rows, int64_t tile_columns, const Tensor row_weights,
+    const Tensor logsumexp, const Tensor mass, const std::vector<bool> needs) {
   check(p);
   check_tile(tile_rows, tile_columns);
   const int64_t N = p.rows();
@@ -209,7 +219,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
          "-> (Tensor total, Tensor[] gradients, int status, int row, int column)")
             .c_str());
   m.def(("contrastive_loss_backward(" + kProblem +
-         "int tile_rows, int tile_columns, Tensor row_weights, Tensor logsumexp, Tensor mass, bool[] needs) "
+         "int tile_rows, int tile_columns, Tensor row_weights, Tensor logsumexp, Tensor mass, "
+         "bool[] needs) "
          "-> (Tensor[] gradients, int status, int row, int column)")
             .c_str());
 }

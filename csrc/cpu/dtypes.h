@@ -11,7 +11,8 @@ namespace fastqt {
 
 using torch::headeronly::ScalarType;
 
-// Whether scores, and results of matrix products, are rounded to S in memory and computed with in another dtype.
+// Whether scores, and results of matrix products, are rounded to S in memory and computed with in
+// another dtype.
 template <class S>
 inline constexpr bool kRounds = std::is_same_v<S, BFloat16>;
 
@@ -19,7 +20,9 @@ template <class S>
 using Computed = std::conditional_t<kRounds<S>, float, S>;
 
 // The dtype of losses, biases and dense targets for embeddings of `dtype`.
-inline ScalarType computed_dtype(ScalarType dtype) { return dtype == ScalarType::BFloat16 ? ScalarType::Float : dtype; }
+inline ScalarType computed_dtype(ScalarType dtype) {
+  return dtype == ScalarType::BFloat16 ? ScalarType::Float : dtype;
+}
 
 // Calls visit(S{}) with the dtype for S.
 template <class F>

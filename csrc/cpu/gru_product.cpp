@@ -1,9 +1,10 @@
 // Products with one matrix that stays the same over many steps of a recurrence.
 //
-// A GEMM first packs its right-hand matrix, which means to copy it into a layout of its own. For H = 1000 and a few
-// hundred rows that is a fifth of its time. Where fastqt's own products are used, their panels are packed once for many
-// products. So can MKL do, which the x86 builds of torch contain. Its functions are weak symbols here. Where they are
-// missing too, pack_matrix returns an empty tensor, and the caller multiplies with torch.
+// A GEMM first packs its right-hand matrix, which means to copy it into a layout of its own. For H
+// = 1000 and a few hundred rows that is a fifth of its time. Where fastqt's own products are used,
+// their panels are packed once for many products. So can MKL do, which the x86 builds of torch
+// contain. Its functions are weak symbols here. Where they are missing too, pack_matrix returns an
+// empty tensor, and the caller multiplies with torch.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -23,43 +24,54 @@
 extern "C" {
 __attribute__((weak)) void MKL_Get_Version_String(char*, int);
 __attribute__((weak)) size_t cblas_sgemm_pack_get_size(int identifier, int m, int n, int k);
-__attribute__((weak)) void cblas_sgemm_pack(
-    int layout, int identifier, int trans, int m, int n, int k, float alpha, const float* src, int ld, float* dest);
-__attribute__((weak)) void cblas_sgemm_compute(
-    int layout, int transa, int transb, int m, int n, int k, const float* a, int lda, const float* b, int ldb,
-    float beta, float* c, int ldc);
+__attribute__((weak)) void cblas_sgemm_pack(int layout, int identifier, int trans, int m, int n,
+                                            int k, float alpha, const float* src, int ld,
+                                            float* dest);
+__attribute__((weak)) void cblas_sgemm_compute(int layout, int transa, int transb, int m, int n,
+                                               int k, const float* a, int lda, const float* b,
+                                               int ldb, float beta, float* c, int ldc);
 }
 #endif
 
 namespace fastqt {
 namespace {
 
-enum Blas : int { kRowMajor = 101, kNoTrans = 111, kTrans = 112, kPacked = 151, kRightMatrix = 162 };
+enum Blas : int {
+  kRowMajor = 101,
+  kNoTrans = 111,
+  kTrans = 112,
+  kPacked = 151,
+  kRightMatrix = 162
+};
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-constexpr int64_t kHeader = 16;  // floats before the data of MKL: 64 bytes, which keeps the data aligned
+constexpr int64_t kHeader =
+    16;  // floats before the data of MKL: 64 bytes, which keeps the data aligned
 
-// True only for MKL: OpenBLAS has functions of the same names, but may not accept another number of rows later.
+// True only for MKL: OpenBLAS has functions of the same names, but may not accept another number of
+// rows later.
 bool available() {
 #ifdef FASTQT_MKL
-  return MKL_Get_Version_String && cblas_sgemm_pack_get_size && cblas_sgemm_pack && cblas_sgemm_compute;
+  return MKL_Get_Version_String && cblas_sgemm_pack_get_size && cblas_sgemm_pack &&
+         cblas_sgemm_compute;
 #else
   return false;
 #endif
 }
 
-// The pointer and the leading dimension that a GEMM takes of a float32 CPU matrix in which the elements of a line
-// are adjacent. The lines are the rows (0) or the columns (1).
+// The pointer and the leading dimension that a GEMM takes of a float32 CPU matrix in which the
+// elements of a line are adjacent. The lines are the rows (0) or the columns (1).
 struct Lines {
   Lines(const Tensor& tensor, int lines) {
-    if (tensor.dim() != 2 || !tensor.is_cpu() || tensor.scalar_type() != ScalarType::Float || tensor.numel() == 0) {
+    if (tensor.dim() != 2 || !tensor.is_cpu() || tensor.scalar_type() != ScalarType::Float ||
+        tensor.numel() == 0) {
       return;
     }
     const int64_t count = tensor.size(lines), length = tensor.size(1 - lines);
     // Where there is one line its stride is arbitrary, and may be less than its length.
     const int64_t distance = count == 1 ? length : tensor.stride(lines);
     valid = (length == 1 || tensor.stride(1 - lines) == 1) && distance >= length &&
-        std::max(count, distance) <= kMaxInt;
+            std::max(count, distance) <= kMaxInt;
     leading = static_cast<int>(distance);
     data = static_cast<float*>(tensor.data_ptr());
   }
@@ -69,8 +81,8 @@ struct Lines {
   float* data = nullptr;
 };
 
-// What the header of a packed matrix holds. A copy at another address is invalid, since MKL depends on the
-// alignment, and so is the packed form of a matrix of another shape, or for other products.
+// What the header of a packed matrix holds. A copy at another address is invalid, since MKL depends
+// on the alignment, and so is the packed form of a matrix of another shape, or for other products.
 struct Packing {
   const void* address;
   int64_t K, N;
@@ -82,7 +94,8 @@ static_assert(sizeof(Packing) <= kHeader * sizeof(float));
 
 // Whether `packed` is what pack_matrix has made of a matrix (K, N), and still is where it was made.
 bool is_packing_of(const Tensor& packed, int64_t K, int64_t N, Vectors level) {
-  if (!packed.is_cpu() || packed.scalar_type() != ScalarType::Float || packed.numel() <= kHeader) return false;
+  if (!packed.is_cpu() || packed.scalar_type() != ScalarType::Float || packed.numel() <= kHeader)
+    return false;
   Packing header;
   std::memcpy(&header, packed.data_ptr(), sizeof(header));
   return packed.is_contiguous() && header == Packing{packed.data_ptr(), K, N, level};
@@ -94,13 +107,15 @@ Vectors level_of(bool bfloat16) {
   return rounded == Vectors::kNone ? own_products() : rounded;
 }
 
-// The packed form of `matrix` (K, N), for left factors of at most `rows` rows. It is empty where nothing here can
-// pack, or not this matrix. With `bfloat16`, both factors are rounded to it where this processor multiplies such.
+// The packed form of `matrix` (K, N), for left factors of at most `rows` rows. It is empty where
+// nothing here can pack, or not this matrix. With `bfloat16`, both factors are rounded to it where
+// this processor multiplies such.
 Tensor pack_matrix(Tensor matrix, int64_t rows, bool bfloat16) {
   const Lines by_rows(matrix, 0), by_columns(matrix, 1);
   const Vectors level = level_of(bfloat16);
   const bool own = level != Vectors::kNone;
-  const bool packs = (own || available()) && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
+  const bool packs =
+      (own || available()) && (by_rows.valid || by_columns.valid) && rows > 0 && rows <= kMaxInt;
 
   int64_t elements = 0;
   if (packs) {
@@ -109,7 +124,8 @@ Tensor pack_matrix(Tensor matrix, int64_t rows, bool bfloat16) {
 #ifdef FASTQT_MKL
     else bytes = cblas_sgemm_pack_get_size(kRightMatrix, rows, matrix.size(1), matrix.size(0));
 #endif
-    elements = kHeader + (bytes + static_cast<int64_t>(sizeof(float)) - 1) / static_cast<int64_t>(sizeof(float));
+    elements = kHeader + (bytes + static_cast<int64_t>(sizeof(float)) - 1) /
+                             static_cast<int64_t>(sizeof(float));
   }
 
   Tensor packed = torch::stable::new_empty(matrix, {&elements, 1});
@@ -124,35 +140,36 @@ Tensor pack_matrix(Tensor matrix, int64_t rows, bool bfloat16) {
   }
 #ifdef FASTQT_MKL
   const Lines& lines = by_rows.valid ? by_rows : by_columns;
-  cblas_sgemm_pack(
-      kRowMajor, kRightMatrix, by_rows.valid ? kNoTrans : kTrans, rows, matrix.size(1), matrix.size(0), 1.0f,
-      lines.data, lines.leading, data + kHeader);
+  cblas_sgemm_pack(kRowMajor, kRightMatrix, by_rows.valid ? kNoTrans : kTrans, rows, matrix.size(1),
+                   matrix.size(0), 1.0f, lines.data, lines.leading, data + kHeader);
 #endif
   return packed;
 }
 
 // out (b, N) = left (b, K) · matrix (K, N), plus `out` if `accumulate`.
-void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, bool accumulate, bool bfloat16) {
+void packed_product(Tensor out, Tensor left, Tensor matrix, Tensor packed, bool accumulate,
+                    bool bfloat16) {
   const Lines to(out, 0), from(left, 0);
   STD_TORCH_CHECK(
-      to.valid && from.valid && matrix.dim() == 2 && out.size(0) == left.size(0) && left.size(1) == matrix.size(0) &&
-          out.size(1) == matrix.size(1),
-      "out, left: want float32 matrices on the CPU of fitting shapes, with adjacent columns, got ", described(out),
-      " and ", described(left));
+      to.valid && from.valid && matrix.dim() == 2 && out.size(0) == left.size(0) &&
+          left.size(1) == matrix.size(0) && out.size(1) == matrix.size(1),
+      "out, left: want float32 matrices on the CPU of fitting shapes, with adjacent columns, got ",
+      described(out), " and ", described(left));
   const Vectors level = level_of(bfloat16);
   if (!is_packing_of(packed, matrix.size(0), matrix.size(1), level))
     packed = pack_matrix(matrix, left.size(0), bfloat16);
   STD_TORCH_CHECK(packed.numel() > 0, "matrix: cannot be packed here");
   if (level != Vectors::kNone) {
-    const auto* const panels = reinterpret_cast<const std::byte*>(static_cast<float*>(packed.data_ptr()) + kHeader);
+    const auto* const panels =
+        reinterpret_cast<const std::byte*>(static_cast<float*>(packed.data_ptr()) + kHeader);
     own_multiply(out, left, matrix, accumulate, 1, level, panels);
     return;
   }
 #ifdef FASTQT_MKL
-  cblas_sgemm_compute(
-      kRowMajor, kNoTrans, kPacked, out.size(0), out.size(1), left.size(1), from.data, from.leading,
-      static_cast<const float*>(packed.data_ptr()) + kHeader, out.size(1), accumulate ? 1.0f : 0.0f, to.data,
-      to.leading);
+  cblas_sgemm_compute(kRowMajor, kNoTrans, kPacked, out.size(0), out.size(1), left.size(1),
+                      from.data, from.leading,
+                      static_cast<const float*>(packed.data_ptr()) + kHeader, out.size(1),
+                      accumulate ? 1.0f : 0.0f, to.data, to.leading);
 #endif
 }
 

@@ -6,8 +6,8 @@ namespace fastqt {
 namespace {
 
 template <class T>
-FASTQT_INLINE void reset_after_body(T* gates, const T* recurrent, const T* bias, const T* state, T* hidden_n,
-                                    T* next, int64_t H) {
+FASTQT_INLINE void reset_after_body(T* gates, const T* recurrent, const T* bias, const T* state,
+                                    T* hidden_n, T* next, int64_t H) {
   const T *bias_r = bias, *bias_z = bias + H, *bias_n = bias + 2 * H, *bias_hn = bias + 3 * H;
   T *r = gates, *z = r + H, *n = z + H;
 #pragma omp simd
@@ -26,7 +26,8 @@ FASTQT_INLINE void reset_after_body(T* gates, const T* recurrent, const T* bias,
 
 template <class T>
 FASTQT_INLINE void reset_after_backward_body(const T* gates, const T* hidden_n, const T* state,
-                                             const T* grad_output, T* carry, T* grad_gates, int64_t H) {
+                                             const T* grad_output, T* carry, T* grad_gates,
+                                             int64_t H) {
   const T *r = gates, *z = r + H, *n = z + H;
   T *d_n = grad_gates, *d_r = d_n + H, *d_z = d_r + H, *d_hn = d_z + H;
 #pragma omp simd
@@ -54,8 +55,8 @@ FASTQT_INLINE void reset_before_body(T* gates, const T* recurrent, const T* bias
 }
 
 template <class T>
-FASTQT_INLINE void reset_before_candidate_body(T* gates, const T* recurrent, const T* bias, const T* state,
-                                               T* next, int64_t H) {
+FASTQT_INLINE void reset_before_candidate_body(T* gates, const T* recurrent, const T* bias,
+                                               const T* state, T* next, int64_t H) {
   const T *z = gates + H, *bias_n = bias + 2 * H;
   T* n = gates + 2 * H;
 #pragma omp simd
@@ -67,8 +68,8 @@ FASTQT_INLINE void reset_before_candidate_body(T* gates, const T* recurrent, con
 }
 
 template <class T>
-FASTQT_INLINE void reset_before_backward_body(const T* gates, const T* state, const T* grad_output, T* carry,
-                                              T* grad_gates, int64_t H) {
+FASTQT_INLINE void reset_before_backward_body(const T* gates, const T* state, const T* grad_output,
+                                              T* carry, T* grad_gates, int64_t H) {
   const T *r = gates, *z = r + H, *n = z + H;
   T *d_z = grad_gates + H, *d_n = d_z + H, *rh = d_n + H;
 #pragma omp simd
@@ -82,8 +83,9 @@ FASTQT_INLINE void reset_before_backward_body(const T* gates, const T* state, co
 }
 
 template <class T>
-FASTQT_INLINE void reset_before_backward_reset_body(const T* gates, const T* state, const T* grad_reset_state,
-                                                    T* carry, T* grad_gates, int64_t H) {
+FASTQT_INLINE void reset_before_backward_reset_body(const T* gates, const T* state,
+                                                    const T* grad_reset_state, T* carry,
+                                                    T* grad_gates, int64_t H) {
   const T* r = gates;
   T* d_r = grad_gates;
 #pragma omp simd
@@ -96,22 +98,24 @@ FASTQT_INLINE void reset_before_backward_reset_body(const T* gates, const T* sta
 }  // namespace
 
 FASTQT_CLONES void gru_reset_after_row(float* gates, const float* recurrent, const float* bias,
-                                       const float* state, float* hidden_n, float* next, int64_t H) {
+                                       const float* state, float* hidden_n, float* next,
+                                       int64_t H) {
   reset_after_body(gates, recurrent, bias, state, hidden_n, next, H);
 }
 FASTQT_CLONES void gru_reset_after_row(double* gates, const double* recurrent, const double* bias,
-                                       const double* state, double* hidden_n, double* next, int64_t H) {
+                                       const double* state, double* hidden_n, double* next,
+                                       int64_t H) {
   reset_after_body(gates, recurrent, bias, state, hidden_n, next, H);
 }
 
-FASTQT_CLONES void gru_reset_after_backward_row(const float* gates, const float* hidden_n, const float* state,
-                                                const float* grad_output, float* carry, float* grad_gates,
-                                                int64_t H) {
+FASTQT_CLONES void gru_reset_after_backward_row(const float* gates, const float* hidden_n,
+                                                const float* state, const float* grad_output,
+                                                float* carry, float* grad_gates, int64_t H) {
   reset_after_backward_body(gates, hidden_n, state, grad_output, carry, grad_gates, H);
 }
 FASTQT_CLONES void gru_reset_after_backward_row(const double* gates, const double* hidden_n,
-                                                const double* state, const double* grad_output, double* carry,
-                                                double* grad_gates, int64_t H) {
+                                                const double* state, const double* grad_output,
+                                                double* carry, double* grad_gates, int64_t H) {
   reset_after_backward_body(gates, hidden_n, state, grad_output, carry, grad_gates, H);
 }
 
@@ -124,23 +128,25 @@ FASTQT_CLONES void gru_reset_before_row(double* gates, const double* recurrent, 
   reset_before_body(gates, recurrent, bias, state, reset_state, H);
 }
 
-FASTQT_CLONES void gru_reset_before_candidate_row(float* gates, const float* recurrent, const float* bias,
-                                                  const float* state, float* next, int64_t H) {
+FASTQT_CLONES void gru_reset_before_candidate_row(float* gates, const float* recurrent,
+                                                  const float* bias, const float* state,
+                                                  float* next, int64_t H) {
   reset_before_candidate_body(gates, recurrent, bias, state, next, H);
 }
-FASTQT_CLONES void gru_reset_before_candidate_row(double* gates, const double* recurrent, const double* bias,
-                                                  const double* state, double* next, int64_t H) {
+FASTQT_CLONES void gru_reset_before_candidate_row(double* gates, const double* recurrent,
+                                                  const double* bias, const double* state,
+                                                  double* next, int64_t H) {
   reset_before_candidate_body(gates, recurrent, bias, state, next, H);
 }
 
 FASTQT_CLONES void gru_reset_before_backward_row(const float* gates, const float* state,
-                                                 const float* grad_output, float* carry, float* grad_gates,
-                                                 int64_t H) {
+                                                 const float* grad_output, float* carry,
+                                                 float* grad_gates, int64_t H) {
   reset_before_backward_body(gates, state, grad_output, carry, grad_gates, H);
 }
 FASTQT_CLONES void gru_reset_before_backward_row(const double* gates, const double* state,
-                                                 const double* grad_output, double* carry, double* grad_gates,
-                                                 int64_t H) {
+                                                 const double* grad_output, double* carry,
+                                                 double* grad_gates, int64_t H) {
   reset_before_backward_body(gates, state, grad_output, carry, grad_gates, H);
 }
 
@@ -150,8 +156,9 @@ FASTQT_CLONES void gru_reset_before_backward_reset_row(const float* gates, const
   reset_before_backward_reset_body(gates, state, grad_reset_state, carry, grad_gates, H);
 }
 FASTQT_CLONES void gru_reset_before_backward_reset_row(const double* gates, const double* state,
-                                                       const double* grad_reset_state, double* carry,
-                                                       double* grad_gates, int64_t H) {
+                                                       const double* grad_reset_state,
+                                                       double* carry, double* grad_gates,
+                                                       int64_t H) {
   reset_before_backward_reset_body(gates, state, grad_reset_state, carry, grad_gates, H);
 }
 

@@ -1,6 +1,8 @@
-// Matrices as the walk over scores uses them: views of parts of them, matrix products, and access to their rows.
+// Matrices as the walk over scores uses them: views of parts of them, matrix products, and access
+// to their rows.
 //
-// These functions call libtorch's C functions and not its dispatcher, which takes longer than a small product.
+// These functions call libtorch's C functions and not its dispatcher, which takes longer than a
+// small product.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -30,13 +32,17 @@ struct Range {
 
 template <class F>
 void for_ranges(int64_t size, int64_t step, const F& visit) {
-  for (int64_t begin = 0; begin < size; begin += step) visit(Range{begin, std::min(begin + step, size)});
+  for (int64_t begin = 0; begin < size; begin += step)
+    visit(Range{begin, std::min(begin + step, size)});
 }
 
-// A view of the memory of a matrix with other sizes and strides, from `offset` elements after its first.
-inline Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes, std::array<int64_t, 2> strides, int64_t offset) {
+// A view of the memory of a matrix with other sizes and strides, from `offset` elements after its
+// first.
+inline Tensor view(const Tensor& matrix, std::array<int64_t, 2> sizes,
+                   std::array<int64_t, 2> strides, int64_t offset) {
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
   return Tensor(made);
 }
 
@@ -44,7 +50,8 @@ inline Tensor part(const Tensor& matrix, int64_t dim, Range range) {
   if (range.size() == matrix.size(dim)) return matrix;
   std::array<int64_t, 2> sizes{matrix.size(0), matrix.size(1)};
   sizes[dim] = range.size();
-  return view(matrix, sizes, {matrix.stride(0), matrix.stride(1)}, range.begin * matrix.stride(dim));
+  return view(matrix, sizes, {matrix.stride(0), matrix.stride(1)},
+              range.begin * matrix.stride(dim));
 }
 
 inline Tensor transposed(const Tensor& matrix) {
@@ -64,8 +71,8 @@ Tensor new_tensor(std::array<int64_t, Rank> sizes, int32_t dtype) {
   int64_t stride = 1;
   for (std::size_t dim = Rank; dim-- > 0; stride *= sizes[dim]) strides[dim] = stride;
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(Rank, sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(Rank, sizes.data(), strides.data(), dtype,
+                                                  aoti_torch_device_type_cpu(), 0, &made));
   return Tensor(made);
 }
 
@@ -82,7 +89,8 @@ inline Tensor with_adjacent_columns(const Tensor& matrix) {
   return matrix.stride(1) == 1 ? matrix : torch::stable::contiguous(matrix);
 }
 
-// The matrix itself where BLAS can read it in place, else a contiguous copy. Without it, each product would copy.
+// The matrix itself where BLAS can read it in place, else a contiguous copy. Without it, each
+// product would copy.
 inline Tensor with_blas_layout(const Tensor& matrix) {
   const auto adjacent = [&](int64_t line, int64_t across) {
     return matrix.stride(across) == 1 && matrix.stride(line) >= matrix.size(across);
@@ -102,17 +110,20 @@ struct RowsOf {
   int64_t stride, width;
 };
 
-// Asks Linux to back a new tensor by pages of 2 MiB. The first touch of each page costs a page fault, and larger
-// pages are fewer. Linux does this by itself only where it is configured to.
+// Asks Linux to back a new tensor by pages of 2 MiB. The first touch of each page costs a page
+// fault, and larger pages are fewer. Linux does this by itself only where it is configured to.
 inline void ask_for_large_pages([[maybe_unused]] const std::optional<Tensor>& tensor) {
 #ifdef __linux__
   constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
   if (!tensor) return;
   const auto first = reinterpret_cast<uintptr_t>(tensor->data_ptr());
   const uintptr_t begin = (first + kLargePage - 1) & ~(kLargePage - 1);
-  const uintptr_t end = (first + tensor->numel() * static_cast<int64_t>(tensor->element_size())) & ~(kLargePage - 1);
-  // A kernel without large pages refuses. The tensor is then used with small ones, so the result is ignored.
-  if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+  const uintptr_t end =
+      (first + tensor->numel() * static_cast<int64_t>(tensor->element_size())) & ~(kLargePage - 1);
+  // A kernel without large pages refuses. The tensor is then used with small ones, so the result is
+  // ignored.
+  if (begin < end)
+    static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
 #endif
 }
 

@@ -1,17 +1,21 @@
-// The innermost part of a matrix product: a tile of the result in registers, and the panels that it is made from.
+// The innermost part of a matrix product: a tile of the result in registers, and the panels that it
+// is made from.
 //
-// The product of a (m, k) and b (k, n) is made from panels. A panel of a is a few of its rows, stored so that the
-// numbers of one k are adjacent; a panel of b is a few of its columns, stored in the same way. A tile of the result,
-// the product of two panels, stays in registers for all k of a block: each step loads one row of the panel of b, and
-// for each row of the tile broadcasts one number of the panel of a. With 14 x 32 numbers in a tile of AVX-512 that is
-// 28 fused multiply-adds for 16 loads, so that the multipliers never wait for a load. A broadcast reads one number
-// wherever it is: a matrix whose rows or columns are adjacent can take the place of the panels of a.
+// The product of a (m, k) and b (k, n) is made from panels. A panel of a is a few of its rows,
+// stored so that the numbers of one k are adjacent; a panel of b is a few of its columns, stored in
+// the same way. A tile of the result, the product of two panels, stays in registers for all k of a
+// block: each step loads one row of the panel of b, and for each row of the tile broadcasts one
+// number of the panel of a. With 14 x 32 numbers in a tile of AVX-512 that is 28 fused
+// multiply-adds for 16 loads, so that the multipliers never wait for a load. A broadcast reads one
+// number wherever it is: a matrix whose rows or columns are adjacent can take the place of the
+// panels of a.
 //
-// Where the processor has instructions for it, operands can be rounded to bfloat16. A panel then holds two numbers of
-// adjacent k as one of 32 bits, and an instruction multiplies and adds both, in float32: twice as many terms a step.
+// Where the processor has instructions for it, operands can be rounded to bfloat16. A panel then
+// holds two numbers of adjacent k as one of 32 bits, and an instruction multiplies and adds both,
+// in float32: twice as many terms a step.
 //
-// The vectors are those of GCC and clang. This file is compiled for each level of vector instructions, so that all of
-// it is inlined into functions that are compiled for that level.
+// The vectors are those of GCC and clang. This file is compiled for each level of vector
+// instructions, so that all of it is inlined into functions that are compiled for that level.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +26,12 @@
 
 #include "cpu/vector_math.h"
 
-// GCC has the shuffles of vectors from version 12 on. GCC for Windows keeps vectors of 32 bytes and more at addresses of
-// the stack that are not aligned to them. Clang takes a vector as an operand of assembly only in functions that are
-// themselves compiled for its instructions, which what is inlined into them is not: it makes broadcasts of its own, and
-// has no products of bfloat16.
-#if (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)) && !(defined(_WIN32) && !defined(__clang__))
+// GCC has the shuffles of vectors from version 12 on. GCC for Windows keeps vectors of 32 bytes and
+// more at addresses of the stack that are not aligned to them. Clang takes a vector as an operand
+// of assembly only in functions that are themselves compiled for its instructions, which what is
+// inlined into them is not: it makes broadcasts of its own, and has no products of bfloat16.
+#if (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)) && \
+    !(defined(_WIN32) && !defined(__clang__))
 #if defined(__x86_64__)
 #define FASTQT_PANELS_X86 1
 #define FASTQT_PANELS 1
@@ -51,13 +56,15 @@ struct Strided {
     return static_cast<const Number*>(data) + row * row_stride + column * column_stride;
   }
   Strided from(int64_t row, int64_t column) const {
-    const void* const first = is_bfloat16 ? static_cast<const void*>(at<uint16_t>(row, column)) : at(row, column);
+    const void* const first =
+        is_bfloat16 ? static_cast<const void*>(at<uint16_t>(row, column)) : at(row, column);
     return {first, row_stride, column_stride, is_bfloat16};
   }
   Strided transposed() const { return {data, column_stride, row_stride, is_bfloat16}; }
 };
 
-// Where a product or a part of it is written: rows of floats with adjacent columns, or of numbers of bfloat16.
+// Where a product or a part of it is written: rows of floats with adjacent columns, or of numbers
+// of bfloat16.
 struct Rows {
   void* data;
   int64_t stride;
@@ -68,15 +75,16 @@ struct Rows {
     return static_cast<Number*>(data) + row * stride + column;
   }
   Rows from(int64_t row, int64_t column) const {
-    void* const first = is_bfloat16 ? static_cast<void*>(at<uint16_t>(row, column)) : at<float>(row, column);
+    void* const first =
+        is_bfloat16 ? static_cast<void*>(at<uint16_t>(row, column)) : at<float>(row, column);
     return {first, stride, is_bfloat16};
   }
 };
 
 #ifdef FASTQT_PANELS
 
-// Registers of kLanes numbers. A tile has up to kRows rows and kVectors vectors of columns. Panels hold elements of
-// type Element: a float, or two numbers of bfloat16, the first in the lower half.
+// Registers of kLanes numbers. A tile has up to kRows rows and kVectors vectors of columns. Panels
+// hold elements of type Element: a float, or two numbers of bfloat16, the first in the lower half.
 template <class ElementOf, int kLanesOf, int kRowsOf, int kVectorsOf>
 struct TileShape {
   using Element = ElementOf;
@@ -90,7 +98,8 @@ struct TileShape {
   static constexpr int64_t elements(int64_t depth) { return kPairs ? (depth + 1) / 2 : depth; }
 };
 
-// A sum in float32 loses digits as it grows. After so many steps it is added to the sum of those before.
+// A sum in float32 loses digits as it grows. After so many steps it is added to the sum of those
+// before.
 constexpr int64_t kSteps = 192;
 
 // Writes a vector of sums to numbers of bfloat16.
@@ -106,13 +115,15 @@ FASTQT_INLINE void round_to(const Vector& sums, uint16_t* to) {
 #endif
 }
 
-// The rows of a tile in a matrix whose numbers of one row are adjacent, of which the tile reads a column after the other.
-// Addresses of x86 have a base and 1, 2, 4 or 8 times an index, so that a pointer serves five rows. Compilers would keep
-// more pointers than there are registers: the instruction is written out. Nothing writes to the matrix meanwhile.
+// The rows of a tile in a matrix whose numbers of one row are adjacent, of which the tile reads a
+// column after the other. Addresses of x86 have a base and 1, 2, 4 or 8 times an index, so that a
+// pointer serves five rows. Compilers would keep more pointers than there are registers: the
+// instruction is written out. Nothing writes to the matrix meanwhile.
 class AdjacentColumns {
  public:
   AdjacentColumns(const float* a, int64_t stride)
-      : first_(a), sixth_(a + 5 * stride), eleventh_(a + 10 * stride), stride_(stride * kBytes), triple_(3 * stride_) {}
+      : first_(a), sixth_(a + 5 * stride), eleventh_(a + 10 * stride), stride_(stride * kBytes),
+        triple_(3 * stride_) {}
 
   template <class Vector>
   FASTQT_INLINE void broadcast(int row, Vector& to) const {
@@ -139,8 +150,9 @@ class AdjacentColumns {
   int64_t stride_, triple_;  // bytes from one row to the next, and three times as many
 };
 
-// The rows of a tile where the elements of one column are adjacent: in a matrix, or in a panel of kRows rows. What the
-// next tile reads of a matrix is asked for, since no processor foresees accesses that are so far apart.
+// The rows of a tile where the elements of one column are adjacent: in a matrix, or in a panel of
+// kRows rows. What the next tile reads of a matrix is asked for, since no processor foresees
+// accesses that are so far apart.
 template <class Element, int kRows>
 class AdjacentRows {
  public:
@@ -165,23 +177,26 @@ class AdjacentRows {
   int64_t stride_;
 };
 
-// to = factor * a b, or from + factor * a b, for kRows rows of a, a panel of kVectors vectors, and `depth` elements. The
-// factor is read from memory when it is needed: as a value it would take a register from the sums.
+// to = factor * a b, or from + factor * a b, for kRows rows of a, a panel of kVectors vectors, and
+// `depth` elements. The factor is read from memory when it is needed: as a value it would take a
+// register from the sums.
 template <class Shape, int kRows, int kVectors, class RowsOfA>
-FASTQT_INLINE void tile_product(int64_t depth, RowsOfA a, const typename Shape::Element* b, const float& factor,
-                                const Rows* from, const Rows& to) {
+FASTQT_INLINE void tile_product(int64_t depth, RowsOfA a, const typename Shape::Element* b,
+                                const float& factor, const Rows* from, const Rows& to) {
   using Vector = typename Shape::Vector;
   using Elements = typename Shape::Elements;
   constexpr int kLanes = Shape::kLanes;
   const int64_t blocks = std::max<int64_t>(1, (depth + kSteps - 1) / kSteps);
 
-  // The tile of the result is asked for now, and is there when the sums are. Between the blocks the sums are kept here
-  // and not there: where the rows of `out` are a multiple of a page apart, a cache of 8 or 12 ways does not hold them.
+  // The tile of the result is asked for now, and is there when the sums are. Between the blocks the
+  // sums are kept here and not there: where the rows of `out` are a multiple of a page apart, a
+  // cache of 8 or 12 ways does not hold them.
   Vector totals[kRows][kVectors] = {};
   for (int i = 0; i < kRows; ++i)
     for (int v = 0; v < kVectors; ++v)
       __builtin_prefetch(to.is_bfloat16 ? to.at<float>(0, 0) + i * to.stride / 2 + v * kLanes / 2
-                                        : to.at<float>(i, v * kLanes), 1);
+                                        : to.at<float>(i, v * kLanes),
+                         1);
 
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t steps = depth * (block + 1) / blocks - depth * block / blocks;
@@ -201,9 +216,11 @@ FASTQT_INLINE void tile_product(int64_t depth, RowsOfA a, const typename Shape::
         a.broadcast(i, row);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          Vector sum = sums[i][v];  // which is a register; an element of the array would be kept in memory
+          Vector sum =
+              sums[i][v];  // which is a register; an element of the array would be kept in memory
 #ifdef FASTQT_PANELS_ASSEMBLY
-          if constexpr (Shape::kPairs) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(row), "v"(columns[v]));
+          if constexpr (Shape::kPairs)
+            asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(row), "v"(columns[v]));
           else
 #endif
             sum += row * columns[v];

@@ -11,12 +11,13 @@
 namespace fastqt {
 namespace {
 
-// Products of two rows of this norm, multiplied by the inverse of both, stay far from the ends of the dtype's range.
+// Products of two rows of this norm, multiplied by the inverse of both, stay far from the ends of
+// the dtype's range.
 template <class T>
 constexpr double kMostNorm = sizeof(T) == 8 ? 0x1p200 : 0x1p26;
 
-// Rows with adjacent elements in the dtype of the computation, one at a time: a row of another layout or of
-// bfloat16 is copied.
+// Rows with adjacent elements in the dtype of the computation, one at a time: a row of another
+// layout or of bfloat16 is copied.
 template <class S>
 class Reader {
  public:
@@ -62,7 +63,8 @@ UnitRows<S>::UnitRows(const Tensor& matrix)
     Reader<S> rows(matrix);
     for (int64_t i = begin; i < end; ++i) norms[i] = norm(rows[i], D);
   });
-  if (std::any_of(norms.begin(), norms.end(), [](double x) { return x > kMostNorm<T>; })) scale_rows(norms);
+  if (std::any_of(norms.begin(), norms.end(), [](double x) { return x > kMostNorm<T>; }))
+    scale_rows(norms);
   for (std::size_t i = 0; i < norms.size(); ++i) {
     const double scaled = exponents_.empty() ? norms[i] : std::ldexp(norms[i], exponents_[i]);
     // A NaN stays: the comparison is false for it.
@@ -79,9 +81,11 @@ void UnitRows<S>::scale_rows(const std::vector<double>& norms) {
     Reader<S> from(rows_);
     const RowsOf<S> to(scaled);
     for (int64_t i = begin; i < end; ++i) {
-      exponents_[i] = norms[i] > kMostNorm<T> && std::isfinite(norms[i]) ? -std::ilogb(norms[i]) : 0;
+      exponents_[i] =
+          norms[i] > kMostNorm<T> && std::isfinite(norms[i]) ? -std::ilogb(norms[i]) : 0;
       const T* const row = from[i];
-      for (int64_t d = 0; d < to.width; ++d) to[i][d] = static_cast<S>(std::ldexp(row[d], exponents_[i]));
+      for (int64_t d = 0; d < to.width; ++d)
+        to[i][d] = static_cast<S>(std::ldexp(row[d], exponents_[i]));
     }
   });
   rows_ = scaled;
@@ -97,8 +101,10 @@ void UnitRows<S>::finish_gradient(const Tensor& gradient) const {
     ComputedRow<S> computed(gradients.width);
     for (int64_t i = begin; i < end; ++i) {
       const double inverse = inverse_norms_[i];
-      // A row of the least norm is divided by a constant, so that its gradient has a part along the row.
-      const bool has_norm = inverse < kLargestInverse, was_scaled = !exponents_.empty() && exponents_[i] != 0;
+      // A row of the least norm is divided by a constant, so that its gradient has a part along the
+      // row.
+      const bool has_norm = inverse < kLargestInverse,
+                 was_scaled = !exponents_.empty() && exponents_[i] != 0;
       if (!has_norm && !was_scaled) continue;
 
       T* const dx = computed.read(gradients[i], gradients.width);

@@ -1,5 +1,5 @@
-// Matrices whose rows count at norm 1, without a copy of them: products take the rows as they are, and what comes out
-// of the products is multiplied by the rows' inverse norms.
+// Matrices whose rows count at norm 1, without a copy of them: products take the rows as they are,
+// and what comes out of the products is multiplied by the rows' inverse norms.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -22,16 +22,16 @@ class UnitRows {
 
   explicit UnitRows(const Tensor& matrix);
 
-  // What products take: the matrix itself. A matrix with norms so large that products would overflow has been copied,
-  // with each of its rows multiplied by a power of two.
+  // What products take: the matrix itself. A matrix with norms so large that products would
+  // overflow has been copied, with each of its rows multiplied by a power of two.
   const Tensor& rows() const { return rows_; }
 
   // 1 / max(norm, 1e-12) of each of `rows()`.
   const std::vector<T>& inverse_norms() const { return inverse_norms_; }
   const std::vector<double>& unrounded_inverse_norms() const { return unrounded_inverse_norms_; }
 
-  // Finishes a gradient (rows, D). It holds the gradient of row x / |x| divided by |x|, and becomes that of the row
-  // of the matrix itself.
+  // Finishes a gradient (rows, D). It holds the gradient of row x / |x| divided by |x|, and becomes
+  // that of the row of the matrix itself.
   void finish_gradient(const Tensor& gradient) const;
 
  private:

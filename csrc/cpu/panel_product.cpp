@@ -13,17 +13,27 @@
 
 namespace fastqt {
 
-PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column, int64_t column_end) const {
-  return {out.from(row, column), a.from(row, 0), b.from(0, column), row_end - row, column_end - column,
-          depth, factor, add, packed_b, first_column + column, all_columns};
+PanelProduct PanelProduct::part(int64_t row, int64_t row_end, int64_t column,
+                                int64_t column_end) const {
+  return {out.from(row, column),
+          a.from(row, 0),
+          b.from(0, column),
+          row_end - row,
+          column_end - column,
+          depth,
+          factor,
+          add,
+          packed_b,
+          first_column + column,
+          all_columns};
 }
 
 #ifdef FASTQT_PANELS
 
 namespace {
 
-// Where a tile finds its rows of a: at `data`, `stride` elements from one column to the next, or from one row to the next
-// where the elements of a row are adjacent.
+// Where a tile finds its rows of a: at `data`, `stride` elements from one column to the next, or
+// from one row to the next where the elements of a row are adjacent.
 template <class Element>
 struct TileRows {
   const Element* data;
@@ -31,9 +41,9 @@ struct TileRows {
   bool has_adjacent_columns = false;
 };
 
-// A block of the product has at most so many rows and so many elements in each. Its panels of a, 4 MB, are read from the
-// cache by all panels of b, so that each of these is packed once for them all. The panel of b at hand, 128 kB at most,
-// stays in the second level of the cache.
+// A block of the product has at most so many rows and so many elements in each. Its panels of a, 4
+// MB, are read from the cache by all panels of b, so that each of these is packed once for them
+// all. The panel of b at hand, 128 kB at most, stays in the second level of the cache.
 constexpr int64_t kBlockRows = 1024, kBlockElements = 1024;
 
 // Memory of a thread that is kept, so that products of small matrices need none.
@@ -62,7 +72,8 @@ class Memory {
 
 // The rows [0, size) in parts of at most `most` rows, as equal as they can be.
 struct Parts {
-  Parts(int64_t size, int64_t most) : size(size), count(std::max<int64_t>(1, (size + most - 1) / most)) {}
+  Parts(int64_t size, int64_t most)
+      : size(size), count(std::max<int64_t>(1, (size + most - 1) / most)) {}
   int64_t begin(int64_t part) const { return size * part / count; }
   int64_t longest() const { return (size + count - 1) / count; }
 
@@ -73,37 +84,43 @@ struct Parts {
 template <class Shape>
 struct Depths {
   explicit Depths(int64_t depth) : depth(depth), parts(Shape::elements(depth), kBlockElements) {}
-  int64_t begin(int64_t block) const { return std::min(parts.begin(block) * (Shape::kPairs ? 2 : 1), depth); }
+  int64_t begin(int64_t block) const {
+    return std::min(parts.begin(block) * (Shape::kPairs ? 2 : 1), depth);
+  }
 
   int64_t depth;
   Parts parts;
 };
 
 template <class Shape, int kRows, int kVectors, class Element>
-FASTQT_INLINE void tile_of(int64_t depth, const TileRows<Element>& a, const Element* b, const float& factor,
-                           const Rows* from, const Rows& to) {
+FASTQT_INLINE void tile_of(int64_t depth, const TileRows<Element>& a, const Element* b,
+                           const float& factor, const Rows* from, const Rows& to) {
   if constexpr (!Shape::kPairs) {
     if (a.has_adjacent_columns)
-      return tile_product<Shape, kRows, kVectors>(depth, AdjacentColumns(a.data, a.stride), b, factor, from, to);
+      return tile_product<Shape, kRows, kVectors>(depth, AdjacentColumns(a.data, a.stride), b,
+                                                  factor, from, to);
   }
-  tile_product<Shape, kRows, kVectors>(depth, AdjacentRows<Element, kRows>(a.data, a.stride), b, factor, from, to);
+  tile_product<Shape, kRows, kVectors>(depth, AdjacentRows<Element, kRows>(a.data, a.stride), b,
+                                       factor, from, to);
 }
 
 template <class Element>
-using TileFunction = void (*)(int64_t depth, const TileRows<Element>& a, const Element* b, const float& factor,
-                              const Rows* from, const Rows& to);
+using TileFunction = void (*)(int64_t depth, const TileRows<Element>& a, const Element* b,
+                              const float& factor, const Rows* from, const Rows& to);
 
-// Packs the panels of a in a block. Where the rows of a are adjacent in memory, the panels are filled side by side, a
-// few columns of `a` at a time, so that what is read lies together.
+// Packs the panels of a in a block. Where the rows of a are adjacent in memory, the panels are
+// filled side by side, a few columns of `a` at a time, so that what is read lies together.
 template <class Shape>
-FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t depth, typename Shape::Element* packed) {
+FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t depth,
+                               typename Shape::Element* packed) {
   const int64_t step = a.row_stride == 1 ? 8 : std::max<int64_t>(1, depth);
   for (int64_t k = 0; k < depth; k += step) {
     const int64_t columns = std::min(step, depth - k);
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t begin = panels.begin(p), rows = panels.begin(p + 1) - begin;
       pack_panel<Shape::kLanes>(a.from(begin, k), rows, columns,
-                 packed + begin * Shape::elements(depth) + Shape::elements(k) * rows, rows);
+                                packed + begin * Shape::elements(depth) + Shape::elements(k) * rows,
+                                rows);
     }
   }
 }
@@ -117,22 +134,26 @@ FASTQT_INLINE int64_t padded(int64_t columns) {
 // The functions for tiles of 1 to Shape::kVectors vectors, and for each of 1 to Shape::kRows rows.
 template <class Level, int... kTile>
 constexpr auto tiles_of(std::integer_sequence<int, kTile...>) {
-  return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{&Level::template tile<kTile>...};
+  return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{
+      &Level::template tile<kTile>...};
 }
 
-// Multiplies `height` rows of a by a panel of b with `columns` columns to a tile of the result, which is added to `from`
-// if there is one.
+// Multiplies `height` rows of a by a panel of b with `columns` columns to a tile of the result,
+// which is added to `from` if there is one.
 template <class Level, class Element>
-FASTQT_INLINE void multiply_panel(const TileRows<Element>& a, int64_t height, const Element* panel_of_b, int64_t columns,
-                                  int64_t elements, const float& factor, const Rows* from, const Rows& to) {
+FASTQT_INLINE void multiply_panel(const TileRows<Element>& a, int64_t height,
+                                  const Element* panel_of_b, int64_t columns, int64_t elements,
+                                  const float& factor, const Rows* from, const Rows& to) {
   using Shape = typename Level::Shape;
   const int64_t width = padded<Shape>(columns);
-  constexpr auto kTiles = tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
-  const TileFunction<Element> tile = kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
+  constexpr auto kTiles =
+      tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
+  const TileFunction<Element> tile =
+      kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
   if (columns == width) return tile(elements, a, panel_of_b, factor, from, to);
 
-  // The tile reaches beyond the last column. Its sums are added in the order of all others, so that they do not depend
-  // on how threads have shared the columns.
+  // The tile reaches beyond the last column. Its sums are added in the order of all others, so that
+  // they do not depend on how threads have shared the columns.
   float whole[Shape::kRows * Shape::kColumns];
   for (int64_t y = 0; from != nullptr && y < height; ++y) {
     std::copy_n(from->at<float>(y, 0), columns, whole + y * width);
@@ -145,14 +166,15 @@ FASTQT_INLINE void multiply_panel(const TileRows<Element>& a, int64_t height, co
       std::copy_n(whole + y * width, columns, to.at<float>(y, 0));
     } else {
       for (int64_t x = 0; x < columns; ++x)
-        to.at<uint16_t>(y, 0)[x] =
-            static_cast<uint16_t>(rounded_upper_half(std::bit_cast<uint32_t>(whole[y * width + x])) >> 16);
+        to.at<uint16_t>(y, 0)[x] = static_cast<uint16_t>(
+            rounded_upper_half(std::bit_cast<uint32_t>(whole[y * width + x])) >> 16);
     }
   }
 }
 
-// Panels of b that were not packed before are made when they are needed: all panels of a are then multiplied by the one
-// that is in the cache. The sums of a result in bfloat16 are kept in float32 until the last block of the depth.
+// Panels of b that were not packed before are made when they are needed: all panels of a are then
+// multiplied by the one that is in the cache. The sums of a result in bfloat16 are kept in float32
+// until the last block of the depth.
 template <class Level>
 FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   using Shape = typename Level::Shape;
@@ -163,25 +185,30 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   Element* const panels_of_a = memory_of_a.of<Element>(rows.longest() * depths.parts.longest());
   const auto* const packed = reinterpret_cast<const Element*>(product.packed_b);
   const bool has_sums = product.out.is_bfloat16 && depths.parts.count > 1;
-  float* const sums = has_sums ? memory_of_sums.of<float>(rows.longest() * product.columns) : nullptr;
-  Element* const made = packed ? nullptr : memory_of_b.of<Element>(Shape::kColumns * depths.parts.longest());
+  float* const sums =
+      has_sums ? memory_of_sums.of<float>(rows.longest() * product.columns) : nullptr;
+  Element* const made =
+      packed ? nullptr : memory_of_b.of<Element>(Shape::kColumns * depths.parts.longest());
 
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t row = rows.begin(r);
     const Parts panels(rows.begin(r + 1) - row, Shape::kRows);
     const Rows out = product.out.from(row, 0), kept = has_sums ? Rows{sums, product.columns} : out;
     for (int64_t d = 0; d < depths.parts.count; ++d) {
-      const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k, elements = Shape::elements(depth);
+      const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k,
+                    elements = Shape::elements(depth);
       const bool add = product.add || d > 0;
       const Rows& destination = d + 1 == depths.parts.count ? out : kept;
       pack_panels<Shape>(product.a.from(row, k), panels, depth, panels_of_a);
 
       for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
-        const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j), width = padded<Shape>(columns);
+        const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j),
+                      width = padded<Shape>(columns);
         const Element* panel_of_b = made;
         if (packed != nullptr) {
           const int64_t column = product.first_column + j;
-          panel_of_b = packed + depths.parts.begin(d) * padded<Shape>(product.all_columns) + column * elements;
+          panel_of_b = packed + depths.parts.begin(d) * padded<Shape>(product.all_columns) +
+                       column * elements;
         } else {
           pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth, made, width);
         }
@@ -189,17 +216,18 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
         for (int64_t p = 0; p < panels.count; ++p) {
           const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
           const Rows from = kept.from(i, j);
-          multiply_panel<Level>(TileRows<Element>{panels_of_a + i * elements, height}, height, panel_of_b, columns,
-                                elements, product.factor, add ? &from : nullptr, destination.from(i, j));
+          multiply_panel<Level>(TileRows<Element>{panels_of_a + i * elements, height}, height,
+                                panel_of_b, columns, elements, product.factor,
+                                add ? &from : nullptr, destination.from(i, j));
         }
       }
     }
   }
 }
 
-// Whether tiles read a where it is. A panel of it pays where many panels of b are multiplied by it; pairs of bfloat16
-// have to be made anyway. Rows that are a multiple of a page apart lie in a few lines of the first level of the cache,
-// which does not hold those of a tile.
+// Whether tiles read a where it is. A panel of it pays where many panels of b are multiplied by it;
+// pairs of bfloat16 have to be made anyway. Rows that are a multiple of a page apart lie in a few
+// lines of the first level of the cache, which does not hold those of a tile.
 template <class Shape>
 bool is_read_in_place(const PanelProduct& product) {
   constexpr int64_t kMostColumns = 256, kPage = 4096 / sizeof(float);
@@ -208,8 +236,9 @@ bool is_read_in_place(const PanelProduct& product) {
   return a.row_stride == 1 || (a.column_stride == 1 && a.row_stride % kPage != 0);
 }
 
-// A product whose a is read in place. All panels of b of a block stay in the second level of the cache, so that each
-// tile's rows of a, which stay in the first one, come from the memory once for them all.
+// A product whose a is read in place. All panels of b of a block stay in the second level of the
+// cache, so that each tile's rows of a, which stay in the first one, come from the memory once for
+// them all.
 template <class Level>
 FASTQT_INLINE void multiply_in_place(const PanelProduct& product) {
   using Shape = typename Level::Shape;
@@ -222,20 +251,20 @@ FASTQT_INLINE void multiply_in_place(const PanelProduct& product) {
     const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k;
     for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
       const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j);
-      pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth, packed + j * depth,
-                                padded<Shape>(columns));
+      pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth,
+                                packed + j * depth, padded<Shape>(columns));
     }
 
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t i = panels.begin(p), height = panels.begin(p + 1) - i;
-      const TileRows<float> rows{product.a.at(i, k),
-                                 has_adjacent_columns ? product.a.row_stride : product.a.column_stride,
-                                 has_adjacent_columns};
+      const TileRows<float> rows{
+          product.a.at(i, k), has_adjacent_columns ? product.a.row_stride : product.a.column_stride,
+          has_adjacent_columns};
       for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
         const Rows to = product.out.from(i, j);
         multiply_panel<Level>(rows, height, packed + j * depth,
-                              std::min<int64_t>(Shape::kColumns, product.columns - j), depth, product.factor,
-                              product.add || d > 0 ? &to : nullptr, to);
+                              std::min<int64_t>(Shape::kColumns, product.columns - j), depth,
+                              product.factor, product.add || d > 0 ? &to : nullptr, to);
       }
     }
   }
@@ -250,31 +279,32 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
                         depths.parts.begin(d) * padded<Shape>(columns);
     for (int64_t j = 0; j < columns; j += Shape::kColumns) {
       const int64_t width = std::min<int64_t>(Shape::kColumns, columns - j);
-      pack_panel<Shape::kLanes>(b.from(k, j).transposed(), width, terms, block + j * Shape::elements(terms), padded<Shape>(width));
+      pack_panel<Shape::kLanes>(b.from(k, j).transposed(), width, terms,
+                                block + j * Shape::elements(terms), padded<Shape>(width));
     }
   }
 }
 
 // All that is inlined into the functions of a level is compiled for its vector instructions.
-#define FASTQT_LEVEL(NAME, TARGET, ELEMENT, LANES, ROWS, VECTORS)                                                    \
-  struct NAME {                                                                                                      \
-    using Shape = TileShape<ELEMENT, LANES, ROWS, VECTORS>;                                                          \
-                                                                                                                     \
-    template <int kTile>                                                                                             \
-    TARGET static void tile(int64_t depth, const TileRows<ELEMENT>& a, const ELEMENT* b, const float& factor,         \
-                            const Rows* from, const Rows& to) {                                                      \
-      tile_of<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);                             \
-    }                                                                                                                \
-                                                                                                                     \
-    TARGET static void multiply(const PanelProduct& product) {                                                       \
-      if constexpr (!Shape::kPairs) {                                                                                \
-        if (is_read_in_place<Shape>(product)) return multiply_in_place<NAME>(product);                               \
-      }                                                                                                              \
-      multiply_blocks<NAME>(product);                                                                                \
-    }                                                                                                                \
-    TARGET static void pack(const Strided& b, int64_t depth, int64_t columns, std::byte* packed) {                   \
-      pack_all<Shape>(b, depth, columns, packed);                                                                    \
-    }                                                                                                                \
+#define FASTQT_LEVEL(NAME, TARGET, ELEMENT, LANES, ROWS, VECTORS)                                  \
+  struct NAME {                                                                                    \
+    using Shape = TileShape<ELEMENT, LANES, ROWS, VECTORS>;                                        \
+                                                                                                   \
+    template <int kTile>                                                                           \
+    TARGET static void tile(int64_t depth, const TileRows<ELEMENT>& a, const ELEMENT* b,           \
+                            const float& factor, const Rows* from, const Rows& to) {               \
+      tile_of<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);           \
+    }                                                                                              \
+                                                                                                   \
+    TARGET static void multiply(const PanelProduct& product) {                                     \
+      if constexpr (!Shape::kPairs) {                                                              \
+        if (is_read_in_place<Shape>(product)) return multiply_in_place<NAME>(product);             \
+      }                                                                                            \
+      multiply_blocks<NAME>(product);                                                              \
+    }                                                                                              \
+    TARGET static void pack(const Strided& b, int64_t depth, int64_t columns, std::byte* packed) { \
+      pack_all<Shape>(b, depth, columns, packed);                                                  \
+    }                                                                                              \
   }
 
 #ifdef FASTQT_PANELS_X86
@@ -330,20 +360,25 @@ int64_t panel_columns(Vectors level) {
 int64_t packed_bytes(int64_t depth, int64_t columns, Vectors level) {
   return with_level(level, [&]<class Level>(Level) -> int64_t {
     using Shape = typename Level::Shape;
-    return Shape::elements(depth) * padded<Shape>(columns) * static_cast<int64_t>(sizeof(typename Shape::Element));
+    return Shape::elements(depth) * padded<Shape>(columns) *
+           static_cast<int64_t>(sizeof(typename Shape::Element));
   });
 }
 
-void pack_columns(const Strided& b, int64_t depth, int64_t columns, std::byte* packed, Vectors level) {
+void pack_columns(const Strided& b, int64_t depth, int64_t columns, std::byte* packed,
+                  Vectors level) {
   with_level(level, [&]<class Level>(Level) { Level::pack(b, depth, columns, packed); });
 }
 
 void multiply_panels(const PanelProduct& product, Vectors level) {
-  // The sums of a deep product in bfloat16 take memory of their own, which is that of so many columns at most.
+  // The sums of a deep product in bfloat16 take memory of their own, which is that of so many
+  // columns at most.
   constexpr int64_t kColumnsOfSums = 1024;
-  if (product.out.is_bfloat16 && product.depth > 2 * kBlockElements && product.columns > kColumnsOfSums) {
+  if (product.out.is_bfloat16 && product.depth > 2 * kBlockElements &&
+      product.columns > kColumnsOfSums) {
     for (int64_t j = 0; j < product.columns; j += kColumnsOfSums)
-      multiply_panels(product.part(0, product.rows, j, std::min(j + kColumnsOfSums, product.columns)), level);
+      multiply_panels(
+          product.part(0, product.rows, j, std::min(j + kColumnsOfSums, product.columns)), level);
     return;
   }
   with_level(level, [&]<class Level>(Level) { Level::multiply(product); });

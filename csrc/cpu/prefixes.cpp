@@ -1,10 +1,11 @@
 // The sum of the losses of several prefixes of all embeddings on a CPU: one operator.
 //
-// The columns between one prefix and the next are a block. A chunk of whole rows holds the products of each block,
-// s F_b G_b^T. Row by row, their running sums are the scores of the prefixes, each of which becomes the gradient of its
-// products; the sums of these from the widest prefix down are what each block is multiplied by for the gradients of the
-// embeddings. All prefixes together take 6 N M D operations. A prefix at norm 1 loses the part of its gradient that lies
-// along itself, which follows from the sums over rows and columns of products of scores and gradients.
+// The columns between one prefix and the next are a block. A chunk of whole rows holds the products
+// of each block, s F_b G_b^T. Row by row, their running sums are the scores of the prefixes, each
+// of which becomes the gradient of its products; the sums of these from the widest prefix down are
+// what each block is multiplied by for the gradients of the embeddings. All prefixes together take
+// 6 N M D operations. A prefix at norm 1 loses the part of its gradient that lies along itself,
+// which follows from the sums over rows and columns of products of scores and gradients.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -41,15 +42,18 @@ template <class T>
 struct Prefix {
   Range block;    // the columns of embeddings by which it is wider than the one before
   double weight;  // of its loss
-  Tensor cells;   // of a chunk: the products of its block, then its gradient, then the sum of those not narrower
+  Tensor cells;   // of a chunk: the products of its block, then its gradient, then the sum of those
+                  // not narrower
   std::vector<T> rows, columns;  // inverse norms, empty where scores are no cosines
   std::vector<double> row_weights, logsumexp, mass, loss;
   std::vector<T> along;  // of each column, the sum of products of scores and gradients
   std::vector<T> bias;   // the gradient, times the columns' inverse norms
 
-  // What times a row or a column is taken off its gradient. One that is shorter is divided by a constant.
+  // What times a row or a column is taken off its gradient. One that is shorter is divided by a
+  // constant.
   static T radial(double product, T inverse) {
-    return inverse < static_cast<T>(1 / kLeastNorm) ? static_cast<T>(product * inverse * inverse) : T(0);
+    return inverse < static_cast<T>(1 / kLeastNorm) ? static_cast<T>(product * inverse * inverse)
+                                                    : T(0);
   }
 };
 
@@ -77,7 +81,8 @@ class PrefixWalk {
       std::fill_n(of_own_cells_, N_, T(0));
     }
     wants_columns_ = gradients.candidates || gradients.negatives;
-    wants_gradients_ = wants_columns_ || gradients.queries || gradients.scale || gradients.bias || of_own_cells_;
+    wants_gradients_ =
+        wants_columns_ || gradients.queries || gradients.scale || gradients.bias || of_own_cells_;
     for (std::size_t k = 0; k < dims.size(); ++k)
       prefixes_.push_back(prefix({k == 0 ? 0 : dims[k - 1], dims[k]}, weights[k], row_weights));
     if (p.normalize) find_norms();
@@ -111,7 +116,8 @@ class PrefixWalk {
     for (const Prefix<T>& prefix : prefixes_)
       for (int64_t i = 0; i < N_; ++i) {
         double loss = prefix.loss[i];
-        if (p_.link != kSigmoid) loss = prefix.mass[i] > 0 ? prefix.mass[i] * prefix.logsumexp[i] + loss : 0;
+        if (p_.link != kSigmoid)
+          loss = prefix.mass[i] > 0 ? prefix.mass[i] * prefix.logsumexp[i] + loss : 0;
         total[i] += prefix.weight * loss;
       }
     return made;
@@ -121,7 +127,8 @@ class PrefixWalk {
 
  private:
   void add_columns(const Tensor& embeddings, const std::optional<Tensor>& gradient) {
-    columns_.push_back({with_adjacent_columns(embeddings), gradient, {width_, width_ + embeddings.size(0)}});
+    columns_.push_back(
+        {with_adjacent_columns(embeddings), gradient, {width_, width_ + embeddings.size(0)}});
     width_ = columns_.back().range.end;
     ask_for_large_pages(gradient);
   }
@@ -140,10 +147,11 @@ class PrefixWalk {
   void find_norms() {
     for (Prefix<T>& prefix : prefixes_) prefix.rows.resize(N_), prefix.columns.resize(width_);
     find_norms(queries_, 0, &Prefix<T>::rows);
-    for (const Columns& columns : columns_) find_norms(columns.embeddings, columns.range.begin, &Prefix<T>::columns);
+    for (const Columns& columns : columns_)
+      find_norms(columns.embeddings, columns.range.begin, &Prefix<T>::columns);
   }
 
-  void find_norms(const Tensor& matrix, int64_t first, std::vector<T> Prefix<T>::*factors) {
+  void find_norms(const Tensor& matrix, int64_t first, std::vector<T> Prefix<T>::* factors) {
     const RowsOf<T> rows(matrix);
     in_parallel(matrix.size(0), rows.width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -198,7 +206,8 @@ class PrefixWalk {
     });
 
     // In the order of the rows, so that the sums have the same bits each time.
-    std::sort(of_threads.begin(), of_threads.end(), [](const Sums& a, const Sums& b) { return a.begin < b.begin; });
+    std::sort(of_threads.begin(), of_threads.end(),
+              [](const Sums& a, const Sums& b) { return a.begin < b.begin; });
     for (const Sums& sums : of_threads)
       for (std::size_t k = 0; k < prefixes_.size(); ++k) {
         row_add(prefixes_[k].along.data(), sums.along[k].data(), sums.along[k].size());
@@ -225,7 +234,8 @@ class PrefixWalk {
   // The loss of a row, whose products become their gradient.
   void find_loss(Prefix<T>& prefix, int64_t row, T* cells) {
     Tile<T> tile{cells, width_, row, 1, 0, width_};
-    if (p_.normalize) tile.row_factors = &prefix.rows[row], tile.column_factors = prefix.columns.data();
+    if (p_.normalize)
+      tile.row_factors = &prefix.rows[row], tile.column_factors = prefix.columns.data();
     if (p_.link == kSigmoid) {
       sigmoid_tile_backward(cells_, tile, prefix.row_weights.data(), prefix.loss.data(), report);
     } else {
@@ -237,34 +247,41 @@ class PrefixWalk {
   // Adds what the gradient of a row's products says of other gradients.
   void read_gradient(Prefix<T>& prefix, std::size_t k, int64_t row, const T* cells, Sums& sums) {
     const T factor = p_.normalize ? prefix.rows[row] : T(1);
-    if (!prefix.bias.empty()) row_multiple(sums.bias[k].data(), cells, prefix.bias.size(), 1 / factor, true);
+    if (!prefix.bias.empty())
+      row_multiple(sums.bias[k].data(), cells, prefix.bias.size(), 1 / factor, true);
     if (of_own_cells_ != nullptr) of_own_cells_[row] += of_one_prefix_[row];
     if (!p_.normalize) return;
     const T* const products = sums.products.data();
-    const double along = prefix.along.empty() ? row_dot(cells, products, width_)
-                                              : row_product_add(sums.along[k].data(), cells, products, width_);
+    const double along = prefix.along.empty()
+                             ? row_dot(cells, products, width_)
+                             : row_product_add(sums.along[k].data(), cells, products, width_);
     radial_[k * N_ + row] = Prefix<T>::radial(along, factor);
   }
 
-  // Where the gradients of a chunk's queries are added up, without their scale if it has a gradient itself.
+  // Where the gradients of a chunk's queries are added up, without their scale if it has a gradient
+  // itself.
   Tensor query_sums(Range range) const {
-    return gradients_.scale ? part(products_, 0, {0, range.size()}) : part(*gradients_.queries, 0, range);
+    return gradients_.scale ? part(products_, 0, {0, range.size()})
+                            : part(*gradients_.queries, 0, range);
   }
 
   void add_to_queries(const Prefix<T>& prefix, Range range) const {
     if (!gradients_.queries && !gradients_.scale) return;
-    const Tensor cells = part(prefix.cells, 0, {0, range.size()}), out = block_of(query_sums(range), prefix.block);
+    const Tensor cells = part(prefix.cells, 0, {0, range.size()}),
+                 out = block_of(query_sums(range), prefix.block);
     for (const Columns& columns : columns_)
-      multiply(out, part(cells, 1, columns.range), block_of(columns.embeddings, prefix.block), columns.range.begin > 0,
-               gradients_.scale ? 1 : p_.scale);
+      multiply(out, part(cells, 1, columns.range), block_of(columns.embeddings, prefix.block),
+               columns.range.begin > 0, gradients_.scale ? 1 : p_.scale);
   }
 
   void add_to_columns(const Prefix<T>& prefix, Range range) const {
-    const Tensor cells = part(prefix.cells, 0, {0, range.size()}), queries = part(queries_, 0, range);
+    const Tensor cells = part(prefix.cells, 0, {0, range.size()}),
+                 queries = part(queries_, 0, range);
     for (const Columns& columns : columns_)
       if (columns.gradient)
-        multiply(block_of(*columns.gradient, prefix.block), transposed(part(cells, 1, columns.range)),
-                 block_of(queries, prefix.block), range.begin > 0, p_.scale);
+        multiply(block_of(*columns.gradient, prefix.block),
+                 transposed(part(cells, 1, columns.range)), block_of(queries, prefix.block),
+                 range.begin > 0, p_.scale);
   }
 
   void finish_queries(Range range) {
@@ -292,7 +309,8 @@ class PrefixWalk {
     if (!p_.normalize) return;
     for (std::size_t k = 0; k < prefixes_.size(); ++k) {
       const Range block = prefixes_[k].block;
-      row_multiple(gradient + block.begin, f + block.begin, block.size(), -radial_[k * N_ + row], true);
+      row_multiple(gradient + block.begin, f + block.begin, block.size(), -radial_[k * N_ + row],
+                   true);
     }
   }
 
@@ -305,7 +323,8 @@ class PrefixWalk {
     T* const bias = gradients_.bias->template mutable_data_ptr<T>();
     for (std::size_t j = 0; j < prefixes_.front().bias.size(); ++j) {
       double total = 0;
-      for (const Prefix<T>& prefix : prefixes_) total += prefix.bias[j] / (p_.normalize ? prefix.columns[j] : T(1));
+      for (const Prefix<T>& prefix : prefixes_)
+        total += prefix.bias[j] / (p_.normalize ? prefix.columns[j] : T(1));
       bias[j] = static_cast<T>(total);
     }
   }
@@ -336,37 +355,43 @@ class PrefixWalk {
   std::vector<Columns> columns_;
   std::vector<Prefix<T>> prefixes_;
   Cells<T> cells_{};
-  std::vector<T> radial_;  // of each prefix, what times each row is taken off the gradient of its block
+  std::vector<T>
+      radial_;  // of each prefix, what times each row is taken off the gradient of its block
   std::vector<T> of_one_prefix_;  // the gradients of the cells that rows have alone
   T* of_own_cells_ = nullptr;     // the sums of these, or null
   Tensor products_;  // of a chunk and the candidates, where the scale's gradient is found from them
   double scale_ = 0;
 };
 
-void check_prefixes(const Problem& p, const std::vector<int64_t>& dims, const std::vector<double>& weights) {
+void check_prefixes(const Problem& p, const std::vector<int64_t>& dims,
+                    const std::vector<double>& weights) {
   const int64_t D = p.queries.size(1);
   STD_TORCH_CHECK(!p.row_negatives, "row_negatives: want None with prefixes, got a tensor");
-  STD_TORCH_CHECK(!dims.empty() && dims.size() == weights.size(), "prefix_weights: want one for each of the ",
-                  dims.size(), " prefix_dims, at least one, got ", weights.size());
+  STD_TORCH_CHECK(!dims.empty() && dims.size() == weights.size(),
+                  "prefix_weights: want one for each of the ", dims.size(),
+                  " prefix_dims, at least one, got ", weights.size());
   for (std::size_t k = 0; k < dims.size(); ++k)
     STD_TORCH_CHECK(dims[k] > (k == 0 ? 0 : dims[k - 1]) && dims[k] <= D,
                     "prefix_dims: want ascending numbers in 1..", D, ", got ", dims[k]);
 }
 
-// The weighted sums of the losses of rows, (N,) float64, and the gradients of sum_i row_weights_i loss_i.
+// The weighted sums of the losses of rows, (N,) float64, and the gradients of sum_i row_weights_i
+// loss_i.
 std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> prefix_loss(
-    const Problem& p, const std::vector<int64_t> dims, const std::vector<double> weights, int64_t tile_rows,
-    const Tensor row_weights, const std::vector<bool> needs) {
+    const Problem& p, const std::vector<int64_t> dims, const std::vector<double> weights,
+    int64_t tile_rows, const Tensor row_weights, const std::vector<bool> needs) {
   check(p);
   check_queries(p.queries, false);
   check_tile(tile_rows, 1);
   check_prefixes(p, dims, weights);
   check_tensor("row_weights", row_weights, ScalarType::Double, {p.rows()}, Layout::kContiguous);
   const Gradients gradients = new_gradients(p, needs);
-  const auto compute = [&]<class T>(T) -> std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> {
+  const auto compute =
+      [&]<class T>(T) -> std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> {
     PrefixWalk<T> walk(p, dims, weights, row_weights.const_data_ptr<double>(), gradients);
     walk.run(tile_rows);
-    return {walk.losses(), present(gradients), walk.report.status, walk.report.row, walk.report.column};
+    return {walk.losses(), present(gradients), walk.report.status, walk.report.row,
+            walk.report.column};
   };
   return p.queries.scalar_type() == ScalarType::Double ? compute(double{}) : compute(float{});
 }
@@ -375,11 +400,14 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> prefix_loss(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(("prefix_loss(" + kProblem +
-         "int[] prefix_dims, float[] prefix_weights, int tile_rows, Tensor row_weights, bool[] needs) "
+         "int[] prefix_dims, float[] prefix_weights, int tile_rows, Tensor row_weights, bool[] "
+         "needs) "
          "-> (Tensor loss, Tensor[] gradients, int status, int row, int column)")
             .c_str());
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("prefix_loss", TORCH_BOX(&WithProblem<&prefix_loss>::call)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("prefix_loss", TORCH_BOX(&WithProblem<&prefix_loss>::call));
+}
 
 }  // namespace fastqt

@@ -20,7 +20,8 @@ void check_embeddings(const Problem& p, ScalarType dtype) {
 
 void check_compressed_targets(const Problem& p) {
   const int64_t N = p.rows();
-  STD_TORCH_CHECK(p.columns && p.weights, p.columns ? "weights" : "columns", ": want it with starts, got None");
+  STD_TORCH_CHECK(p.columns && p.weights, p.columns ? "weights" : "columns",
+                  ": want it with starts, got None");
   check_tensor("starts", p.starts, ScalarType::Long, {N + 1}, Layout::kContiguous);
   STD_TORCH_CHECK(p.columns->dim() == 1, "columns: want 1 dimension, got ", p.columns->dim());
   const int64_t entries = p.columns->size(0);
@@ -30,17 +31,17 @@ void check_compressed_targets(const Problem& p) {
   STD_TORCH_CHECK(first[0] >= 0 && first[N] <= entries, "starts: want numbers of the ", entries,
                   " columns, got ", first[0], " first and ", first[N], " last");
   const int64_t* const falls = std::adjacent_find(first, first + N + 1, std::greater<>());
-  STD_TORCH_CHECK(falls == first + N + 1, "starts: want numbers that do not decrease, got ", falls[0],
-                  " and then ", falls[1], " at row ", falls - first);
+  STD_TORCH_CHECK(falls == first + N + 1, "starts: want numbers that do not decrease, got ",
+                  falls[0], " and then ", falls[1], " at row ", falls - first);
 }
 
 void check_targets(const Problem& p, ScalarType dtype) {
   const int64_t N = p.rows(), M = p.candidates.size(0);
-  STD_TORCH_CHECK(p.starts.has_value() != p.dense.has_value(), "starts: want either starts or dense, got ",
-                  p.dense ? "both" : "neither");
+  STD_TORCH_CHECK(p.starts.has_value() != p.dense.has_value(),
+                  "starts: want either starts or dense, got ", p.dense ? "both" : "neither");
   if (p.starts) check_compressed_targets(p);
-  STD_TORCH_CHECK(!p.dense || dtype != ScalarType::BFloat16, "dense: want None with bfloat16 embeddings, got ",
-                  described(*p.dense));
+  STD_TORCH_CHECK(!p.dense || dtype != ScalarType::BFloat16,
+                  "dense: want None with bfloat16 embeddings, got ", described(*p.dense));
   check_tensor("dense", p.dense, dtype, {N, M}, Layout::kStrided);
   check_tensor("background", p.background, ScalarType::Double, {N}, Layout::kContiguous);
 }
@@ -48,11 +49,13 @@ void check_targets(const Problem& p, ScalarType dtype) {
 void check_exclusions(const Problem& p) {
   const int64_t N = p.rows(), M = p.candidates.size(0);
   STD_TORCH_CHECK(p.query_groups.has_value() == p.candidate_groups.has_value(),
-                  p.query_groups ? "candidate_groups" : "query_groups", ": want it with the other groups, got None");
+                  p.query_groups ? "candidate_groups" : "query_groups",
+                  ": want it with the other groups, got None");
   check_tensor("query_groups", p.query_groups, ScalarType::Long, {N}, Layout::kContiguous);
   check_tensor("candidate_groups", p.candidate_groups, ScalarType::Long, {M}, Layout::kContiguous);
   check_tensor("mask", p.mask, ScalarType::Bool, {N, M}, Layout::kStrided);
-  check_tensor("thresholds", p.thresholds, computed_dtype(p.queries.scalar_type()), {N}, Layout::kContiguous);
+  check_tensor("thresholds", p.thresholds, computed_dtype(p.queries.scalar_type()), {N},
+               Layout::kContiguous);
 }
 
 template <class T>
@@ -60,7 +63,9 @@ const T* pointer(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr<T>() : nullptr;
 }
 
-int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) { return tensor ? tensor->stride(dim) : 0; }
+int64_t stride(const std::optional<Tensor>& tensor, int64_t dim) {
+  return tensor ? tensor->stride(dim) : 0;
+}
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// What the operators of a problem have in common: the gradients that they return, and the arguments of a problem.
+// What the operators of a problem have in common: the gradients that they return, and the arguments
+// of a problem.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +17,9 @@
 namespace fastqt {
 
 // An uninitialised tensor for the gradient of an argument.
-inline Tensor new_gradient(const char*, double) { return new_tensor<0>({}, aoti_torch_dtype_float64()); }
+inline Tensor new_gradient(const char*, double) {
+  return new_tensor<0>({}, aoti_torch_dtype_float64());
+}
 
 inline Tensor new_gradient(const char*, const Tensor& input) {
   if (input.dim() == 1) return new_tensor<1>({input.size(0)}, dtype_of(input));
@@ -33,7 +36,8 @@ inline Gradients new_gradients(const Problem& p, const std::vector<bool>& needs)
 #define FASTQT_COUNT(name) +1
   constexpr std::size_t kInputs = FASTQT_INPUTS(FASTQT_COUNT);
 #undef FASTQT_COUNT
-  STD_TORCH_CHECK(needs.size() == kInputs, "needs: want ", kInputs, " booleans, got ", needs.size());
+  STD_TORCH_CHECK(needs.size() == kInputs, "needs: want ", kInputs, " booleans, got ",
+                  needs.size());
   Gradients made;
   auto need = needs.begin();
 #define FASTQT_MAKE(name) \
@@ -66,8 +70,9 @@ inline constexpr const char* kTypeName<int64_t> = "int ";
 template <>
 inline constexpr const char* kTypeName<bool> = "bool ";
 
-// The operators of a problem take it first: kProblem says so in their schemas, and WithProblem makes of a function
-// of a Problem and other arguments the one of tensors and numbers that is registered.
+// The operators of a problem take it first: kProblem says so in their schemas, and WithProblem
+// makes of a function of a Problem and other arguments the one of tensors and numbers that is
+// registered.
 #define FASTQT_ARGUMENT(type, name) +kTypeName<type> + #name ", "
 inline const std::string kProblem = std::string() FASTQT_PROBLEM(FASTQT_ARGUMENT);
 #undef FASTQT_ARGUMENT

@@ -9,21 +9,25 @@
 namespace fastqt {
 namespace {
 
-// After this many terms, a sum in fp32 is added to one in double, so that the error does not grow with the row.
+// After this many terms, a sum in fp32 is added to one in double, so that the error does not grow
+// with the row.
 constexpr int64_t kBlock = 1024;
 
 template <class T>
 FASTQT_INLINE T max_body(const T* x, int64_t n) {
-  // A maximum for each lane of a few vectors, since clang does not vectorise one that ignores NaN over the whole row.
+  // A maximum for each lane of a few vectors, since clang does not vectorise one that ignores NaN
+  // over the whole row.
   constexpr int64_t kLanes = 128 / sizeof(T);
   T largest[kLanes];
   std::fill_n(largest, kLanes, -std::numeric_limits<T>::infinity());
   const int64_t whole = n - n % kLanes;
   for (int64_t begin = 0; begin < whole; begin += kLanes) {
 #pragma omp simd
-    for (int64_t l = 0; l < kLanes; ++l) largest[l] = x[begin + l] > largest[l] ? x[begin + l] : largest[l];
+    for (int64_t l = 0; l < kLanes; ++l)
+      largest[l] = x[begin + l] > largest[l] ? x[begin + l] : largest[l];
   }
-  for (int64_t l = 0; l < n - whole; ++l) largest[l] = x[whole + l] > largest[l] ? x[whole + l] : largest[l];
+  for (int64_t l = 0; l < n - whole; ++l)
+    largest[l] = x[whole + l] > largest[l] ? x[whole + l] : largest[l];
   return *std::max_element(largest, largest + kLanes);
 }
 
@@ -65,7 +69,8 @@ FASTQT_INLINE double exp_body(T* x, int64_t n, T shift) {
   return total;
 }
 
-// log(1 + exp(x)) from e = exp(-|x|), a form that does not overflow and keeps the digits of small results.
+// log(1 + exp(x)) from e = exp(-|x|), a form that does not overflow and keeps the digits of small
+// results.
 template <class T>
 FASTQT_INLINE T softplus(T x, T e) {
   return (x > 0 ? x : T(0)) + log1p_unit_(e);
@@ -152,16 +157,19 @@ FASTQT_INLINE void exp_add_body(T* sums, const T* x, const T* shifts, int64_t n)
 }
 
 template <class T>
-FASTQT_INLINE void two_exps_body(T* x, int64_t n, T shift, T factor, const T* shifts, const T* factors) {
+FASTQT_INLINE void two_exps_body(T* x, int64_t n, T shift, T factor, const T* shifts,
+                                 const T* factors) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j)
-    x[j] = without_subnormals(factor * exp_normal_(x[j] - shift) + factors[j] * exp_normal_(x[j] - shifts[j]));
+    x[j] = without_subnormals(factor * exp_normal_(x[j] - shift) +
+                              factors[j] * exp_normal_(x[j] - shifts[j]));
 }
 
 template <class T>
 FASTQT_INLINE void exclude_group_body(T* x, const int64_t* groups, int64_t n, int64_t group) {
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) x[j] = groups[j] == group ? -std::numeric_limits<T>::infinity() : x[j];
+  for (int64_t j = 0; j < n; ++j)
+    x[j] = groups[j] == group ? -std::numeric_limits<T>::infinity() : x[j];
 }
 
 template <class T>
@@ -207,7 +215,8 @@ FASTQT_INLINE double dot_in_blocks(const X* x, const Y* y, int64_t n) {
     const int64_t end = std::min(n, begin + kBlock);
     float part = 0;
 #pragma omp simd reduction(+ : part)
-    for (int64_t j = begin; j < end; ++j) part += static_cast<float>(x[j]) * static_cast<float>(y[j]);
+    for (int64_t j = begin; j < end; ++j)
+      part += static_cast<float>(x[j]) * static_cast<float>(y[j]);
     total += part;
   }
   return total;
@@ -237,14 +246,20 @@ FASTQT_CLONES double row_max(const double* x, int64_t n) { return max_body(x, n)
 FASTQT_CLONES double row_sum(const float* x, int64_t n) { return sum_body(x, n); }
 FASTQT_CLONES double row_sum(const double* x, int64_t n) { return sum_body(x, n); }
 
-FASTQT_CLONES double row_exp_sum(const float* x, int64_t n, float shift) { return exp_sum_body(x, n, shift); }
-FASTQT_CLONES double row_exp_sum(const double* x, int64_t n, double shift) { return exp_sum_body(x, n, shift); }
+FASTQT_CLONES double row_exp_sum(const float* x, int64_t n, float shift) {
+  return exp_sum_body(x, n, shift);
+}
+FASTQT_CLONES double row_exp_sum(const double* x, int64_t n, double shift) {
+  return exp_sum_body(x, n, shift);
+}
 
 FASTQT_CLONES double row_exp(float* x, int64_t n, float shift) { return exp_body(x, n, shift); }
 FASTQT_CLONES double row_exp(double* x, int64_t n, double shift) { return exp_body(x, n, shift); }
 
 FASTQT_CLONES double row_softplus_sum(const float* x, int64_t n) { return softplus_sum_body(x, n); }
-FASTQT_CLONES double row_softplus_sum(const double* x, int64_t n) { return softplus_sum_body(x, n); }
+FASTQT_CLONES double row_softplus_sum(const double* x, int64_t n) {
+  return softplus_sum_body(x, n);
+}
 
 FASTQT_CLONES double row_sigmoid(float* x, int64_t n, float factor, float offset) {
   return sigmoid_body(x, n, factor, offset);
@@ -256,8 +271,12 @@ FASTQT_CLONES double row_sigmoid(double* x, int64_t n, double factor, double off
 FASTQT_CLONES void row_add(float* x, const float* y, int64_t n) { add_body(x, y, n); }
 FASTQT_CLONES void row_add(double* x, const double* y, int64_t n) { add_body(x, y, n); }
 
-FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float offset) { affine_body(x, n, factor, offset); }
-FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double offset) { affine_body(x, n, factor, offset); }
+FASTQT_CLONES void row_affine(float* x, int64_t n, float factor, float offset) {
+  affine_body(x, n, factor, offset);
+}
+FASTQT_CLONES void row_affine(double* x, int64_t n, double factor, double offset) {
+  affine_body(x, n, factor, offset);
+}
 
 FASTQT_CLONES void row_scale(float* x, const float* factors, int64_t n, float factor) {
   scale_body(x, factors, n, factor);
@@ -266,8 +285,12 @@ FASTQT_CLONES void row_scale(double* x, const double* factors, int64_t n, double
   scale_body(x, factors, n, factor);
 }
 
-FASTQT_CLONES void row_running_sum(float* sums, float* x, int64_t n) { running_sum_body(sums, x, n); }
-FASTQT_CLONES void row_running_sum(double* sums, double* x, int64_t n) { running_sum_body(sums, x, n); }
+FASTQT_CLONES void row_running_sum(float* sums, float* x, int64_t n) {
+  running_sum_body(sums, x, n);
+}
+FASTQT_CLONES void row_running_sum(double* sums, double* x, int64_t n) {
+  running_sum_body(sums, x, n);
+}
 
 FASTQT_CLONES double row_product_add(float* sums, const float* x, const float* y, int64_t n) {
   return product_add_body(sums, x, y, n);
@@ -290,8 +313,8 @@ FASTQT_CLONES void row_two_exps(float* x, int64_t n, float shift, float factor, 
                                 const float* factors) {
   two_exps_body(x, n, shift, factor, shifts, factors);
 }
-FASTQT_CLONES void row_two_exps(double* x, int64_t n, double shift, double factor, const double* shifts,
-                                const double* factors) {
+FASTQT_CLONES void row_two_exps(double* x, int64_t n, double shift, double factor,
+                                const double* shifts, const double* factors) {
   two_exps_body(x, n, shift, factor, shifts, factors);
 }
 
@@ -302,17 +325,22 @@ FASTQT_CLONES void row_exclude_group(double* x, const int64_t* groups, int64_t n
   exclude_group_body(x, groups, n, group);
 }
 
-FASTQT_CLONES void row_exclude_above(float* x, int64_t n, float limit) { exclude_above_body(x, n, limit); }
-FASTQT_CLONES void row_exclude_above(double* x, int64_t n, double limit) { exclude_above_body(x, n, limit); }
+FASTQT_CLONES void row_exclude_above(float* x, int64_t n, float limit) {
+  exclude_above_body(x, n, limit);
+}
+FASTQT_CLONES void row_exclude_above(double* x, int64_t n, double limit) {
+  exclude_above_body(x, n, limit);
+}
 
-FASTQT_CLONES bool row_above(const float* x, const float* factors, int64_t n, float factor, float limit, float error,
-                             uint8_t* above) {
+FASTQT_CLONES bool row_above(const float* x, const float* factors, int64_t n, float factor,
+                             float limit, float error, uint8_t* above) {
   uint8_t found = 0;
 #pragma omp simd reduction(| : found)
   for (int64_t j = 0; j < n; ++j) {
     const float product = factor * (factors[j] * x[j]), distance = product - limit;
     // Comparisons are false for a NaN, which is undecided.
-    const bool is_decided = std::abs(distance) > error && std::abs(product) < std::numeric_limits<float>::infinity();
+    const bool is_decided =
+        std::abs(distance) > error && std::abs(product) < std::numeric_limits<float>::infinity();
     const uint8_t result = is_decided ? static_cast<uint8_t>(distance > 0) : kUndecided;
     above[j] = result;
     found |= result;
@@ -320,11 +348,19 @@ FASTQT_CLONES bool row_above(const float* x, const float* factors, int64_t n, fl
   return (found & kUndecided) != 0;
 }
 
-FASTQT_CLONES double row_dot(const float* x, const float* y, int64_t n) { return dot_body(x, y, n); }
-FASTQT_CLONES double row_dot(const double* x, const double* y, int64_t n) { return dot_body(x, y, n); }
+FASTQT_CLONES double row_dot(const float* x, const float* y, int64_t n) {
+  return dot_body(x, y, n);
+}
+FASTQT_CLONES double row_dot(const double* x, const double* y, int64_t n) {
+  return dot_body(x, y, n);
+}
 
-FASTQT_CLONES Products row_products(const float* x, const float* y, int64_t n) { return products_body(x, y, n); }
-FASTQT_CLONES Products row_products(const double* x, const double* y, int64_t n) { return products_body(x, y, n); }
+FASTQT_CLONES Products row_products(const float* x, const float* y, int64_t n) {
+  return products_body(x, y, n);
+}
+FASTQT_CLONES Products row_products(const double* x, const double* y, int64_t n) {
+  return products_body(x, y, n);
+}
 
 FASTQT_CLONES void row_multiple(float* y, const float* x, int64_t n, float factor, bool add) {
   multiple_body(y, x, n, factor, add);
@@ -333,14 +369,22 @@ FASTQT_CLONES void row_multiple(double* y, const double* x, int64_t n, double fa
   multiple_body(y, x, n, factor, add);
 }
 
-FASTQT_CLONES double row_dot(const BFloat16* x, const BFloat16* y, int64_t n) { return dot_in_blocks(x, y, n); }
-FASTQT_CLONES double row_dot(const BFloat16* x, const float* y, int64_t n) { return dot_in_blocks(x, y, n); }
+FASTQT_CLONES double row_dot(const BFloat16* x, const BFloat16* y, int64_t n) {
+  return dot_in_blocks(x, y, n);
+}
+FASTQT_CLONES double row_dot(const BFloat16* x, const float* y, int64_t n) {
+  return dot_in_blocks(x, y, n);
+}
 
 FASTQT_CLONES void row_multiple(float* y, const BFloat16* x, int64_t n, float factor, bool add) {
   multiple_body(y, x, n, factor, add);
 }
 
-FASTQT_CLONES void row_round(BFloat16* y, const float* x, int64_t n, float factor) { round_body(y, x, n, factor); }
-FASTQT_CLONES void row_round(BFloat16* y, const BFloat16* x, int64_t n, float factor) { round_body(y, x, n, factor); }
+FASTQT_CLONES void row_round(BFloat16* y, const float* x, int64_t n, float factor) {
+  round_body(y, x, n, factor);
+}
+FASTQT_CLONES void row_round(BFloat16* y, const BFloat16* x, int64_t n, float factor) {
+  round_body(y, x, n, factor);
+}
 
 }  // namespace fastqt

@@ -1,5 +1,5 @@
-// Vectorised passes over one row. Cells of a row of scores that must not count in a sum (exact cells and excluded
-// ones) hold -inf.
+// Vectorised passes over one row. Cells of a row of scores that must not count in a sum (exact
+// cells and excluded ones) hold -inf.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,8 @@ void row_exp_add(float* sums, const float* x, const float* shifts, int64_t n);
 void row_exp_add(double* sums, const double* x, const double* shifts, int64_t n);
 
 // x_j = factor * exp(x_j - shift) + factors_j * exp(x_j - shifts_j)
-void row_two_exps(float* x, int64_t n, float shift, float factor, const float* shifts, const float* factors);
+void row_two_exps(float* x, int64_t n, float shift, float factor, const float* shifts,
+                  const float* factors);
 void row_two_exps(double* x, int64_t n, double shift, double factor, const double* shifts,
                   const double* factors);
 
@@ -72,10 +73,11 @@ void row_exclude_group(double* x, const int64_t* groups, int64_t n, int64_t grou
 void row_exclude_above(float* x, int64_t n, float limit);
 void row_exclude_above(double* x, int64_t n, double limit);
 
-// above_j = 1 where factor * factors_j * x_j > limit and 0 where it is not, or kUndecided where the product is not finite
-// or within `error` of the limit; returns whether any is undecided
+// above_j = 1 where factor * factors_j * x_j > limit and 0 where it is not, or kUndecided where the
+// product is not finite or within `error` of the limit; returns whether any is undecided
 constexpr uint8_t kUndecided = 2;
-bool row_above(const float* x, const float* factors, int64_t n, float factor, float limit, float error, uint8_t* above);
+bool row_above(const float* x, const float* factors, int64_t n, float factor, float limit,
+               float error, uint8_t* above);
 
 // sum_j x_j y_j
 double row_dot(const float* x, const float* y, int64_t n);

@@ -9,9 +9,10 @@
 #include "cpu/parallel.h"
 #include "cpu/row_passes.h"
 
-// The exact cells of a row are its targets and its replaced diagonal. They are few, and are computed one by one in
-// double: in fp32 w * (rho * p - t) has no correct digit left once a positive is learnt and p is close to t. The
-// vector passes, which compute all other cells, find -inf in their place.
+// The exact cells of a row are its targets and its replaced diagonal. They are few, and are
+// computed one by one in double: in fp32 w * (rho * p - t) has no correct digit left once a
+// positive is learnt and p is close to t. The vector passes, which compute all other cells, find
+// -inf in their place.
 
 namespace fastqt {
 namespace {
@@ -20,7 +21,8 @@ struct ExactCell {
   int64_t offset;  // within the row of the tile
   double target;
   double score;
-  bool replaced;  // a diagonal whose score is 0 whatever the embeddings are, so that its gradient is 0
+  bool replaced;  // a diagonal whose score is 0 whatever the embeddings are, so that its gradient
+                  // is 0
 };
 
 // 1 / (1 + exp(-x)) - t, in a form that does not cancel where the sigmoid is close to t = 1.
@@ -35,19 +37,14 @@ class Row {
   using T = Computed<S>;
 
  public:
-  Row(const Cells<T>& cells, Report& report, const Tile<S>& tile, int64_t i, T* scores, std::vector<ExactCell>& exact)
-      : cells_(cells),
-        report_(report),
-        tile_(tile),
-        scores_(scores),
-        row_(tile.first_row + i),
-        first_(tile.first_column),
-        width_(tile.columns),
+  Row(const Cells<T>& cells, Report& report, const Tile<S>& tile, int64_t i, T* scores,
+      std::vector<ExactCell>& exact)
+      : cells_(cells), report_(report), tile_(tile), scores_(scores), row_(tile.first_row + i),
+        first_(tile.first_column), width_(tile.columns),
         candidates_(std::clamp<int64_t>(cells.candidates - first_, 0, width_)),
         background_(cells.background == nullptr ? 0 : cells.background[row_]),
         has_row_score_(cells.row_score != nullptr && first_ == 0),
-        row_score_(has_row_score_ ? cells.row_score[row_] : -kInfinity),
-        exact_(exact) {
+        row_score_(has_row_score_ ? cells.row_score[row_] : -kInfinity), exact_(exact) {
     exact_.clear();
     collect_targets();
     if (cells.thresholds != nullptr) filter();
@@ -116,24 +113,27 @@ class Row {
   // Returns the same, and turns the scores into the gradient w * (sigmoid - t).
   double differentiate_sigmoid(double weight) {
     const auto w = static_cast<T>(weight);
-    const double softplus_sum = row_sigmoid(scores_, candidates_, w, static_cast<T>(weight * background_)) +
-                                row_sigmoid(scores_ + candidates_, width_ - candidates_, w, T(0));
+    const double softplus_sum =
+        row_sigmoid(scores_, candidates_, w, static_cast<T>(weight * background_)) +
+        row_sigmoid(scores_ + candidates_, width_ - candidates_, w, T(0));
     for (const ExactCell& cell : exact_)
-      scores_[cell.offset] = cell.replaced ? T(0) : static_cast<T>(weight * sigmoid_minus(cell.score, cell.target));
+      scores_[cell.offset] =
+          cell.replaced ? T(0) : static_cast<T>(weight * sigmoid_minus(cell.score, cell.target));
     write_row_score(weight * sigmoid_minus(row_score_, 0));
     return softplus_sum + softplus(row_score_) + sigmoid_loss_of_targets();
   }
 
  private:
-  // -inf of a row that has no other scores, and NaN if one of them is NaN, which a maximum does not show.
+  // -inf of a row that has no other scores, and NaN if one of them is NaN, which a maximum does not
+  // show.
   double sum_of_scores() const {
     double total = row_score_ + row_sum(scores_, width_);
     for (const ExactCell& cell : exact_) total += cell.score;
     return total;
   }
 
-  // A row without targets, or one of which nothing is left. One whose targets have scores of -inf is neither: its loss
-  // and its gradient are NaN.
+  // A row without targets, or one of which nothing is left. One whose targets have scores of -inf
+  // is neither: its loss and its gradient are NaN.
   bool has_no_gradient(double logsumexp, double mass) const {
     return mass == 0 || (logsumexp == -kInfinity && exact_.empty());
   }
@@ -160,7 +160,8 @@ class Row {
     }
   }
 
-  // Lets the cells leave whose scores are above the limit of the row, but no target. Scores have no biases yet.
+  // Lets the cells leave whose scores are above the limit of the row, but no target. Scores have no
+  // biases yet.
   void filter() {
     for (ExactCell& cell : exact_) cell.score = scores_[cell.offset];
     row_exclude_above(scores_, width_, cells_.scale * cells_.thresholds[row_]);
@@ -193,15 +194,17 @@ class Row {
     background_scores_ -= total;
   }
 
-  // Whether the row's targets are learnt so well that p and t of each differ by little more than the rounding of their
-  // scores. Those of a single target do not: where it is learnt, p is 1, whatever its score is. Many targets would take
-  // too much time.
+  // Whether the row's targets are learnt so well that p and t of each differ by little more than
+  // the rounding of their scores. Those of a single target do not: where it is learnt, p is 1,
+  // whatever its score is. Many targets would take too much time.
   bool targets_cancel() const {
     constexpr double kNear = 1.0 / 256;  // of the largest score
     const auto here = static_cast<int64_t>(exact_.size());
-    if (sizeof(S) == 8 || tile_.queries == nullptr || here > std::max<int64_t>(8, width_ / 64)) return false;
+    if (sizeof(S) == 8 || tile_.queries == nullptr || here > std::max<int64_t>(8, width_ / 64))
+      return false;
     // How near the others are is not known where they are in other tiles.
-    const int64_t all = cells_.row_starts == nullptr ? here : cells_.row_starts[row_ + 1] - cells_.row_starts[row_];
+    const int64_t all =
+        cells_.row_starts == nullptr ? here : cells_.row_starts[row_ + 1] - cells_.row_starts[row_];
     if (here < 2 || here < all) return here > 0 && here < all;
     double least = kInfinity, most = -kInfinity, largest = 0;
     for (const ExactCell& cell : exact_) {
@@ -214,7 +217,8 @@ class Row {
 
   // Replaces the targets' scores by those of the embeddings in double.
   void score_targets() {
-    // A score is rounded to T, as the shift of a row is, where one above it by less than that would overflow.
+    // A score is rounded to T, as the shift of a row is, where one above it by less than that would
+    // overflow.
     constexpr double kMostUnrounded = kRounds<S> ? 0 : 0x1p17;
     for (ExactCell& cell : exact_) {
       const double bias = cells_.bias == nullptr ? 0 : cells_.bias[first_ + cell.offset];
@@ -223,8 +227,8 @@ class Row {
     }
   }
 
-  // Makes one exact cell of those of a column, with the score that the first has found. Returns the sum of the scores
-  // that are not -inf.
+  // Makes one exact cell of those of a column, with the score that the first has found. Returns the
+  // sum of the scores that are not -inf.
   double sum_repeated_targets() {
     std::stable_sort(exact_.begin(), exact_.end(),
                      [](const ExactCell& a, const ExactCell& b) { return a.offset < b.offset; });
@@ -248,20 +252,23 @@ class Row {
     ExactCell cell{offset, background_, 0.0, true};
     take_out(cell);
     if (cell.score != -kInfinity) background_scores_ -= cell.score;
-    if (cells_.diagonal == kExclude || cells_.masked(row_, row_) || cells_.same_group(row_, row_)) return;
+    if (cells_.diagonal == kExclude || cells_.masked(row_, row_) || cells_.same_group(row_, row_))
+      return;
     cell.score = 0;
     exact_.push_back(cell);
   }
 
   void apply_exclusions() {
     if (cells_.query_groups != nullptr)
-      row_exclude_group(scores_, cells_.candidate_groups + first_, candidates_, cells_.query_groups[row_]);
+      row_exclude_group(scores_, cells_.candidate_groups + first_, candidates_,
+                        cells_.query_groups[row_]);
     if (cells_.mask != nullptr)
       for (int64_t j = 0; j < candidates_; ++j)
         if (cells_.masked(row_, first_ + j)) scores_[j] = -std::numeric_limits<T>::infinity();
   }
 
-  // The loss of the exact cells, and the term -T_ij s_ij of the others, whose target is the background.
+  // The loss of the exact cells, and the term -T_ij s_ij of the others, whose target is the
+  // background.
   double sigmoid_loss_of_targets() const {
     double total = background_ > 0 ? -background_ * background_scores_ : 0;
     for (const ExactCell& cell : exact_) total += softplus(cell.score) - cell.target * cell.score;
@@ -287,7 +294,9 @@ class Row {
   void write_exact_cells(double logsumexp, double mass, double weight) {
     for (const ExactCell& cell : exact_)
       scores_[cell.offset] =
-          cell.replaced ? T(0) : static_cast<T>(weight * (mass * std::exp(cell.score - logsumexp) - cell.target));
+          cell.replaced
+              ? T(0)
+              : static_cast<T>(weight * (mass * std::exp(cell.score - logsumexp) - cell.target));
   }
 
   const Cells<T>& cells_;
@@ -303,9 +312,11 @@ class Row {
   std::vector<ExactCell>& exact_;
 };
 
-// Calls visit(row, index) for all rows of a tile, on several threads, and writes the rows back where that changes them.
+// Calls visit(row, index) for all rows of a tile, on several threads, and writes the rows back
+// where that changes them.
 template <class S, class F>
-void visit_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, Report& report, bool changes, const F& visit) {
+void visit_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, Report& report, bool changes,
+                const F& visit) {
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     std::vector<ExactCell> exact;
     ComputedRow<S> computed(tile.columns);
@@ -325,8 +336,8 @@ void visit_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, Report& re
 }  // namespace
 
 template <class S>
-void softmax_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights, const RowSums& sums,
-                  Report& report) {
+void softmax_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
+                  const RowSums& sums, Report& report) {
   visit_rows(cells, tile, report, true, [&](Row<S>& row, int64_t r) {
     row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = row.logsumexp(true);
@@ -335,7 +346,8 @@ void softmax_rows(const Cells<Computed<S>>& cells, const Tile<S>& tile, const do
 }
 
 template <class S>
-void softmax_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, const RowSums& sums, Report& report) {
+void softmax_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, const RowSums& sums,
+                  Report& report) {
   visit_rows(cells, tile, report, false, [&](Row<S>& row, int64_t r) {
     row.add_targets(sums.mass[r], sums.loss[r]);
     sums.logsumexp[r] = log_add(sums.logsumexp[r], row.logsumexp(false));
@@ -343,32 +355,37 @@ void softmax_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, const Ro
 }
 
 template <class S>
-void softmax_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
-                           const double* logsumexp, const double* mass, Report& report) {
-  visit_rows(cells, tile, report, true,
-             [&](Row<S>& row, int64_t r) { row.differentiate(logsumexp[r], mass[r], row_weights[r]); });
-}
-
-template <class S>
-void sigmoid_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, double* loss, Report& report) {
-  visit_rows(cells, tile, report, false, [&](Row<S>& row, int64_t r) { loss[r] += row.sigmoid_loss(); });
-}
-
-template <class S>
-void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile, const double* row_weights,
-                           double* loss, Report& report) {
+void softmax_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile,
+                           const double* row_weights, const double* logsumexp, const double* mass,
+                           Report& report) {
   visit_rows(cells, tile, report, true, [&](Row<S>& row, int64_t r) {
-    loss[r] += row.differentiate_sigmoid(row_weights[r]);
+    row.differentiate(logsumexp[r], mass[r], row_weights[r]);
   });
 }
 
-#define FASTQT_INSTANTIATE(S)                                                                                        \
-  template void softmax_rows(const Cells<Computed<S>>&, const Tile<S>&, const double*, const RowSums&, Report&);     \
-  template void softmax_tile(const Cells<Computed<S>>&, const Tile<S>&, const RowSums&, Report&);                    \
-  template void softmax_tile_backward(const Cells<Computed<S>>&, const Tile<S>&, const double*, const double*,       \
-                                      const double*, Report&);                                                       \
-  template void sigmoid_tile(const Cells<Computed<S>>&, const Tile<S>&, double*, Report&);                           \
-  template void sigmoid_tile_backward(const Cells<Computed<S>>&, const Tile<S>&, const double*, double*, Report&);
+template <class S>
+void sigmoid_tile(const Cells<Computed<S>>& cells, const Tile<S>& tile, double* loss,
+                  Report& report) {
+  visit_rows(cells, tile, report, false,
+             [&](Row<S>& row, int64_t r) { loss[r] += row.sigmoid_loss(); });
+}
+
+template <class S>
+void sigmoid_tile_backward(const Cells<Computed<S>>& cells, const Tile<S>& tile,
+                           const double* row_weights, double* loss, Report& report) {
+  visit_rows(cells, tile, report, true,
+             [&](Row<S>& row, int64_t r) { loss[r] += row.differentiate_sigmoid(row_weights[r]); });
+}
+
+#define FASTQT_INSTANTIATE(S)                                                                     \
+  template void softmax_rows(const Cells<Computed<S>>&, const Tile<S>&, const double*,            \
+                             const RowSums&, Report&);                                            \
+  template void softmax_tile(const Cells<Computed<S>>&, const Tile<S>&, const RowSums&, Report&); \
+  template void softmax_tile_backward(const Cells<Computed<S>>&, const Tile<S>&, const double*,   \
+                                      const double*, const double*, Report&);                     \
+  template void sigmoid_tile(const Cells<Computed<S>>&, const Tile<S>&, double*, Report&);        \
+  template void sigmoid_tile_backward(const Cells<Computed<S>>&, const Tile<S>&, const double*,   \
+                                      double*, Report&);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 FASTQT_INSTANTIATE(BFloat16)

@@ -1,6 +1,7 @@
 // MixCSE's loss on a CPU, with its three blocks of scores: one walk over chunks of whole rows.
 //
-// All blocks come from the same cosines, and their gradients fold back onto these: 6 N^2 D operations in all.
+// All blocks come from the same cosines, and their gradients fold back onto these: 6 N^2 D
+// operations in all.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -26,14 +27,12 @@ template <class T>
 class Cosines {
  public:
   Cosines(const Tensor& queries, const Tensor& candidates, int64_t rows)
-      : queries_(queries),
-        candidates_(candidates),
-        n_(queries.size(0)),
-        lines_(new_matrix(queries, rows + 2, (n_ / kLine + 1) * kLine)),
-        rows_(lines_),
+      : queries_(queries), candidates_(candidates), n_(queries.size(0)),
+        lines_(new_matrix(queries, rows + 2, (n_ / kLine + 1) * kLine)), rows_(lines_),
         top_(n_ + 1) {}
 
-  // Takes the next chunk; the first one begins at row 0. The rows that two chunks share are not computed twice.
+  // Takes the next chunk; the first one begins at row 0. The rows that two chunks share are not
+  // computed twice.
   Lines<T> find(Range chunk) {
     const int64_t size = chunk.size();
     if (chunk.begin > 0) {
@@ -79,13 +78,10 @@ struct Outputs {
 template <class T>
 class ThreeBlockWalk {
  public:
-  ThreeBlockWalk(const Tensor& queries, const Tensor& candidates, const ThreeBlocks<T>& blocks, bool stop_gradient,
-                 int64_t rows)
-      : queries_(with_blas_layout(queries)),
-        candidates_(with_blas_layout(candidates)),
-        blocks_(blocks),
-        stop_gradient_(stop_gradient),
-        rows_(std::min(rows, blocks.n)) {}
+  ThreeBlockWalk(const Tensor& queries, const Tensor& candidates, const ThreeBlocks<T>& blocks,
+                 bool stop_gradient, int64_t rows)
+      : queries_(with_blas_layout(queries)), candidates_(with_blas_layout(candidates)),
+        blocks_(blocks), stop_gradient_(stop_gradient), rows_(std::min(rows, blocks.n)) {}
 
   // Writes the losses; with weights, the gradients of sum_i weights_i loss_i that are given.
   void run(double* loss, const double* weights, const Outputs& gradients) {
@@ -99,13 +95,14 @@ class ThreeBlockWalk {
     Sums sums(blocks_.n);
     Cosines<T> cosines(queries_, candidates_, rows_);
     for_ranges(blocks_.n, rows_, [&](Range range) {
-      const ThreeBlockChunk<T> chunk{range.begin, range.size(), cosines.find(range), loss,
+      const ThreeBlockChunk<T> chunk{range.begin, range.size(),      cosines.find(range), loss,
                                      weights,     lines(to_queries), lines(to_candidates)};
       three_block_chunk(blocks_, chunk, gradients.shares || gradients.scale ? &sums.each : nullptr);
       differentiate(range, to_queries, to_candidates, gradients);
     });
     if (gradients.shares) write_shares(sums, *gradients.shares);
-    if (gradients.scale) *gradients.scale->template mutable_data_ptr<double>() = scale_gradient(sums);
+    if (gradients.scale)
+      *gradients.scale->template mutable_data_ptr<double>() = scale_gradient(sums);
   }
 
  private:
@@ -122,25 +119,29 @@ class ThreeBlockWalk {
     return {matrix->template mutable_data_ptr<T>(), matrix->stride(0)};
   }
 
-  void differentiate(Range range, const std::optional<Tensor>& to_queries, const std::optional<Tensor>& to_candidates,
-                     const Outputs& gradients) const {
+  void differentiate(Range range, const std::optional<Tensor>& to_queries,
+                     const std::optional<Tensor>& to_candidates, const Outputs& gradients) const {
     const Range rows{0, range.size()};
     if (gradients.queries)
-      multiply(part(*gradients.queries, 0, range), part(*to_queries, 0, rows), candidates_, 0, blocks_.scale);
+      multiply(part(*gradients.queries, 0, range), part(*to_queries, 0, rows), candidates_, 0,
+               blocks_.scale);
     if (gradients.candidates)
-      multiply(*gradients.candidates, transposed(part(*to_candidates, 0, rows)), part(queries_, 0, range),
-               range.begin > 0, blocks_.scale);
+      multiply(*gradients.candidates, transposed(part(*to_candidates, 0, rows)),
+               part(queries_, 0, range), range.begin > 0, blocks_.scale);
   }
 
   void write_shares(const Sums& sums, const Tensor& gradient) const {
     T* const out = gradient.mutable_data_ptr<T>();
-    for (std::size_t k = 0; k < sums.shares.size(); ++k) out[k] = static_cast<T>(blocks_.scale * sums.shares[k]);
+    for (std::size_t k = 0; k < sums.shares.size(); ++k)
+      out[k] = static_cast<T>(blocks_.scale * sums.shares[k]);
   }
 
-  // The scores of the mixed blocks are linear in the shares, so that their sums give the scale's gradient too.
+  // The scores of the mixed blocks are linear in the shares, so that their sums give the scale's
+  // gradient too.
   double scale_gradient(const Sums& sums) const {
     // The shares are one matrix (4, n), in the order of the sums.
-    return std::inner_product(sums.shares.begin(), sums.shares.end(), blocks_.own_columns, sums.positives);
+    return std::inner_product(sums.shares.begin(), sums.shares.end(), blocks_.own_columns,
+                              sums.positives);
   }
 
   const Tensor queries_, candidates_;
@@ -149,9 +150,10 @@ class ThreeBlockWalk {
   const int64_t rows_;
 };
 
-// Fails where a tensor does not have the dtype, shape or layout that three_block_walk_ reads and writes.
-void check(const Tensor& queries, const Tensor& candidates, const Tensor& shares, const Tensor& loss,
-           const std::optional<Tensor>& weights, const Outputs& gradients) {
+// Fails where a tensor does not have the dtype, shape or layout that three_block_walk_ reads and
+// writes.
+void check(const Tensor& queries, const Tensor& candidates, const Tensor& shares,
+           const Tensor& loss, const std::optional<Tensor>& weights, const Outputs& gradients) {
   check_queries(queries, false);
   const ScalarType dtype = queries.scalar_type();
   const int64_t N = queries.size(0), D = queries.size(1);
@@ -164,18 +166,21 @@ void check(const Tensor& queries, const Tensor& candidates, const Tensor& shares
   check_tensor("dcandidates", gradients.candidates, dtype, {N, D}, Layout::kContiguous);
   check_tensor("dshares", gradients.shares, dtype, {4, N}, Layout::kContiguous);
   check_tensor("dscale", gradients.scale, ScalarType::Double, {}, Layout::kContiguous);
-  STD_TORCH_CHECK(weights || !(gradients.queries || gradients.candidates || gradients.shares || gradients.scale),
+  STD_TORCH_CHECK(weights || !(gradients.queries || gradients.candidates || gradients.shares ||
+                               gradients.scale),
                   "weights: want them with gradients, got None");
 }
 
-// Writes the loss of each row of the problem that fastqt/problem.py calls a ThreeBlockProblem. The shares are
-// own_columns, next_columns, own_rows and next_rows. With weights, writes the gradients of sum_i weights_i loss_i to
-// those of dqueries, dcandidates, dshares and dscale that are given.
-void three_block_walk_(const Tensor queries, const Tensor candidates, const Tensor shares, double scale,
-                       bool third_block, bool masks_excluded, double own_mixture_weight, bool stop_gradient,
-                       int64_t chunk_rows, const Tensor loss, const std::optional<Tensor> weights,
-                       const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
-                       const std::optional<Tensor> dshares, const std::optional<Tensor> dscale) {
+// Writes the loss of each row of the problem that fastqt/problem.py calls a ThreeBlockProblem. The
+// shares are own_columns, next_columns, own_rows and next_rows. With weights, writes the gradients
+// of sum_i weights_i loss_i to those of dqueries, dcandidates, dshares and dscale that are given.
+void three_block_walk_(const Tensor queries, const Tensor candidates, const Tensor shares,
+                       double scale, bool third_block, bool masks_excluded,
+                       double own_mixture_weight, bool stop_gradient, int64_t chunk_rows,
+                       const Tensor loss, const std::optional<Tensor> weights,
+                       const std::optional<Tensor> dqueries,
+                       const std::optional<Tensor> dcandidates, const std::optional<Tensor> dshares,
+                       const std::optional<Tensor> dscale) {
   const Outputs gradients{dqueries, dcandidates, dshares, dscale};
   check(queries, candidates, shares, loss, weights, gradients);
   STD_TORCH_CHECK(chunk_rows >= 1, "chunk_rows: want at least 1, got ", chunk_rows);
@@ -198,7 +203,8 @@ void three_block_walk_(const Tensor queries, const Tensor candidates, const Tens
                                 before.data()};
 
     ThreeBlockWalk<T>(queries, candidates, blocks, stop_gradient, chunk_rows)
-        .run(loss.mutable_data_ptr<double>(), weights ? weights->const_data_ptr<double>() : nullptr, gradients);
+        .run(loss.mutable_data_ptr<double>(), weights ? weights->const_data_ptr<double>() : nullptr,
+             gradients);
   };
 
   queries.scalar_type() == ScalarType::Float ? run(float{}) : run(double{});
@@ -208,11 +214,16 @@ void three_block_walk_(const Tensor queries, const Tensor candidates, const Tens
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
-      "three_block_walk_(Tensor queries, Tensor candidates, Tensor shares, float scale, bool third_block, "
-      "bool masks_excluded, float own_mixture_weight, bool stop_gradient, int chunk_rows, Tensor(a!) loss, "
-      "Tensor? weights, Tensor(b!)? dqueries, Tensor(c!)? dcandidates, Tensor(d!)? dshares, Tensor(e!)? dscale) -> ()");
+      "three_block_walk_(Tensor queries, Tensor candidates, Tensor shares, float scale, bool "
+      "third_block, "
+      "bool masks_excluded, float own_mixture_weight, bool stop_gradient, int chunk_rows, "
+      "Tensor(a!) loss, "
+      "Tensor? weights, Tensor(b!)? dqueries, Tensor(c!)? dcandidates, Tensor(d!)? dshares, "
+      "Tensor(e!)? dscale) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("three_block_walk_", TORCH_BOX(&three_block_walk_)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {
+  m.impl("three_block_walk_", TORCH_BOX(&three_block_walk_));
+}
 
 }  // namespace fastqt

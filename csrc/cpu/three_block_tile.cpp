@@ -13,13 +13,14 @@
 namespace fastqt {
 namespace {
 
-// Rows that a thread takes one after the other. Each piece computes the row above it once more, whose mixture has a
-// part in its first row. Sums over the rows of a piece are in T.
+// Rows that a thread takes one after the other. Each piece computes the row above it once more,
+// whose mixture has a part in its first row. Sums over the rows of a piece are in T.
 constexpr int64_t kPiece = 32;
 
 // The scores of a row in the second and in the third block.
 template <class T>
-FASTQT_INLINE void mixtures_body(const T* x, const T* own, const T* next, int64_t n, T scale, T* scores) {
+FASTQT_INLINE void mixtures_body(const T* x, const T* own, const T* next, int64_t n, T scale,
+                                 T* scores) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) scores[j] = scale * (own[j] * x[j] + next[j] * x[j + 1]);
 }
@@ -32,8 +33,8 @@ FASTQT_INLINE void mixture_body(const T* x, const T* below, int64_t n, T own, T 
 
 // out_j = f (first_j + second_j own_j + second_j-1 before_j)
 template <class T>
-FASTQT_INLINE void fold_columns_body(T* out, const T* first, const T* second, const T* own, const T* before, int64_t n,
-                                     T f) {
+FASTQT_INLINE void fold_columns_body(T* out, const T* first, const T* second, const T* own,
+                                     const T* before, int64_t n, T f) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j)
     out[j] = without_subnormals(f * (first[j] + second[j] * own[j] + second[j - 1] * before[j]));
@@ -41,9 +42,11 @@ FASTQT_INLINE void fold_columns_body(T* out, const T* first, const T* second, co
 
 // out_j = f x_j + own third_j + next above_j
 template <class T>
-FASTQT_INLINE void fold_rows_body(T* out, const T* x, const T* third, const T* above, int64_t n, T f, T own, T next) {
+FASTQT_INLINE void fold_rows_body(T* out, const T* x, const T* third, const T* above, int64_t n,
+                                  T f, T own, T next) {
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) out[j] = without_subnormals(f * x[j] + own * third[j] + next * above[j]);
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = without_subnormals(f * x[j] + own * third[j] + next * above[j]);
 }
 
 // own_j = own_j + f second_j x_j, next_j = next_j + f second_j x_j+1
@@ -57,32 +60,36 @@ FASTQT_INLINE void add_shares_body(T* own, T* next, const T* second, const T* x,
   }
 }
 
-#define FASTQT_PASSES(T)                                                                                           \
-  FASTQT_CLONES void mixtures(const T* x, const T* own, const T* next, int64_t n, T scale, T* scores) {            \
-    mixtures_body(x, own, next, n, scale, scores);                                                                 \
-  }                                                                                                                \
-  FASTQT_CLONES void mixture(const T* x, const T* below, int64_t n, T own, T next, T* scores) {                    \
-    mixture_body(x, below, n, own, next, scores);                                                                  \
-  }                                                                                                                \
-  FASTQT_CLONES void fold_columns(T* out, const T* first, const T* second, const T* own, const T* before,          \
-                                  int64_t n, T f) {                                                                \
-    fold_columns_body(out, first, second, own, before, n, f);                                                      \
-  }                                                                                                                \
-  FASTQT_CLONES void fold_rows(T* out, const T* x, const T* third, const T* above, int64_t n, T f, T own, T next) { \
-    fold_rows_body(out, x, third, above, n, f, own, next);                                                         \
-  }                                                                                                                \
-  FASTQT_CLONES void add_shares(T* own, T* next, const T* second, const T* x, int64_t n, T f) {                    \
-    add_shares_body(own, next, second, x, n, f);                                                                   \
+#define FASTQT_PASSES(T)                                                                           \
+  FASTQT_CLONES void mixtures(const T* x, const T* own, const T* next, int64_t n, T scale,         \
+                              T* scores) {                                                         \
+    mixtures_body(x, own, next, n, scale, scores);                                                 \
+  }                                                                                                \
+  FASTQT_CLONES void mixture(const T* x, const T* below, int64_t n, T own, T next, T* scores) {    \
+    mixture_body(x, below, n, own, next, scores);                                                  \
+  }                                                                                                \
+  FASTQT_CLONES void fold_columns(T* out, const T* first, const T* second, const T* own,           \
+                                  const T* before, int64_t n, T f) {                               \
+    fold_columns_body(out, first, second, own, before, n, f);                                      \
+  }                                                                                                \
+  FASTQT_CLONES void fold_rows(T* out, const T* x, const T* third, const T* above, int64_t n, T f, \
+                               T own, T next) {                                                    \
+    fold_rows_body(out, x, third, above, n, f, own, next);                                         \
+  }                                                                                                \
+  FASTQT_CLONES void add_shares(T* own, T* next, const T* second, const T* x, int64_t n, T f) {    \
+    add_shares_body(own, next, second, x, n, f);                                                   \
   }
 FASTQT_PASSES(float)
 FASTQT_PASSES(double)
 
-// One row at a time: the exponentials of its scores less their largest, and the factor that makes them gradients.
+// One row at a time: the exponentials of its scores less their largest, and the factor that makes
+// them gradients.
 template <class T>
 class Row {
  public:
   explicit Row(const ThreeBlocks<T>& blocks)
-      : blocks_(blocks), first_(blocks.n), second_(blocks.n + kAhead), third_(blocks.n), above_(blocks.n) {}
+      : blocks_(blocks), first_(blocks.n), second_(blocks.n + kAhead), third_(blocks.n),
+        above_(blocks.n) {}
 
   // Takes a row, of which the one that it had before is the one above. Returns its loss.
   double enter(const T* x, const T* below, int64_t row) {
@@ -99,7 +106,8 @@ class Row {
     first_[row] = -std::numeric_limits<T>::infinity();
     mask(second(), row == 0 ? n - 1 : row - 1);
     if (blocks_.third_block) {
-      mixture(x, below, n, blocks_.scale * blocks_.own_rows[row], blocks_.scale * own_next_, third_.data());
+      mixture(x, below, n, blocks_.scale * blocks_.own_rows[row], blocks_.scale * own_next_,
+              third_.data());
       mask(third_.data(), row == n - 1 ? 0 : row + 1);
     }
     return find_loss();
@@ -117,7 +125,8 @@ class Row {
   }
 
   void write_to_queries(T* out) const {
-    fold_columns(out, first_.data(), second(), blocks_.own_columns, blocks_.next_columns_before, blocks_.n, factor_);
+    fold_columns(out, first_.data(), second(), blocks_.own_columns, blocks_.next_columns_before,
+                 blocks_.n, factor_);
     out[row_] += static_cast<T>(positive_gradient_);
   }
 
@@ -132,7 +141,8 @@ class Row {
   }
 
   // Adds to the sums of the columns' shares, (n,) each, and writes or adds to the others.
-  void add_to_shares(T* own_columns, T* next_columns, const ShareSums& sums, double& positives) const {
+  void add_to_shares(T* own_columns, T* next_columns, const ShareSums& sums,
+                     double& positives) const {
     const int64_t n = blocks_.n;
     add_shares(own_columns, next_columns, second(), x_, n, factor_);
     positives += factor_ * row_dot(first_.data(), x_, n) + positive_gradient_ * x_[row_];
@@ -141,7 +151,8 @@ class Row {
   }
 
  private:
-  static constexpr int64_t kAhead = 16;  // elements before the second block's first, the last of which is in use
+  static constexpr int64_t kAhead =
+      16;  // elements before the second block's first, the last of which is in use
 
   T* second() { return second_.data() + kAhead; }
   const T* second() const { return second_.data() + kAhead; }
@@ -164,11 +175,13 @@ class Row {
   }
 
   void add_third_block(T* out, const T* x, T f) const {
-    fold_rows(out, x, third_.data(), above_.data(), blocks_.n, f, factor_ * blocks_.own_rows[row_], factor_above_);
+    fold_rows(out, x, third_.data(), above_.data(), blocks_.n, f, factor_ * blocks_.own_rows[row_],
+              factor_above_);
   }
 
   const ThreeBlocks<T>& blocks_;
-  std::vector<T> first_, second_, third_, above_;  // third_ and above_ stay 0 where there is no third block
+  std::vector<T> first_, second_, third_,
+      above_;  // third_ and above_ stay 0 where there is no third block
   const T *x_ = nullptr, *below_ = nullptr;
   int64_t row_ = 0;
   double positive_ = 0, others_ = 0, shift_ = 0, positive_gradient_ = 0;
@@ -178,7 +191,8 @@ class Row {
 }  // namespace
 
 template <class T>
-void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& chunk, const ShareSums* sums) {
+void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& chunk,
+                       const ShareSums* sums) {
   const int64_t n = blocks.n, pieces = (chunk.rows + kPiece - 1) / kPiece;
   std::vector<T> columns(sums == nullptr ? 0 : pieces * 2 * n);
   std::vector<double> positives(pieces);
@@ -206,7 +220,8 @@ void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& c
         }
 
         if (sums != nullptr)
-          row.add_to_shares(&columns[2 * piece * n], &columns[(2 * piece + 1) * n], *sums, positives[piece]);
+          row.add_to_shares(&columns[2 * piece * n], &columns[(2 * piece + 1) * n], *sums,
+                            positives[piece]);
       }
     }
   });
@@ -221,8 +236,9 @@ void three_block_chunk(const ThreeBlocks<T>& blocks, const ThreeBlockChunk<T>& c
   }
 }
 
-#define FASTQT_INSTANTIATE(T) \
-  template void three_block_chunk(const ThreeBlocks<T>&, const ThreeBlockChunk<T>&, const ShareSums*);
+#define FASTQT_INSTANTIATE(T)                                                       \
+  template void three_block_chunk(const ThreeBlocks<T>&, const ThreeBlockChunk<T>&, \
+                                  const ShareSums*);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 

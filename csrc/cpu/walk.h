@@ -1,5 +1,6 @@
-// A walk over the score matrix, tile by tile. The walk makes the matrix products: it computes the scores of a tile,
-// calls a function that turns them into their gradient dS, and adds what dS gives to the gradients of the inputs.
+// A walk over the score matrix, tile by tile. The walk makes the matrix products: it computes the
+// scores of a tile, calls a function that turns them into their gradient dS, and adds what dS gives
+// to the gradients of the inputs.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -33,28 +34,30 @@ class Walk {
   // With `normalize`, the rows of all embeddings count at norm 1.
   Walk(const Embeddings& inputs, double scale, const Gradients& gradients, bool normalize)
       : scale_(scale), gradients_(gradients), queries_(with_readable_rows(inputs.queries)) {
-    const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient, int64_t columns) {
+    const auto add = [&](const Tensor& embeddings, const std::optional<Tensor>& gradient,
+                         int64_t columns) {
       blocks_.push_back({embeddings, gradient, {width_, width_ + columns}, false, {}, {}});
       width_ += columns;
     };
 
     add(with_readable_rows(inputs.candidates), gradients.candidates, inputs.candidates.size(0));
-    if (inputs.negatives) add(with_blas_layout(*inputs.negatives), gradients.negatives, inputs.negatives->size(0));
+    if (inputs.negatives)
+      add(with_blas_layout(*inputs.negatives), gradients.negatives, inputs.negatives->size(0));
     if (inputs.row_negatives) {
       add(with_adjacent_columns(*inputs.row_negatives), gradients.row_negatives, 1);
       blocks_.back().is_row_negatives = true;
     }
 
-    for (const auto* written :
-         {&gradients.queries, &gradients.candidates, &gradients.negatives, &gradients.row_negatives})
+    for (const auto* written : {&gradients.queries, &gradients.candidates, &gradients.negatives,
+                                &gradients.row_negatives})
       ask_for_large_pages(*written);
     if (inputs.row_negatives || gradients.scale) queries_ = with_adjacent_columns(queries_);
     if (normalize) find_norms();
   }
 
-  // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks. visit() reads
-  // the scores from tile(), and may write their gradient there. What visit() leaves of the last `kept` tiles stays
-  // for `for_tiles_again`.
+  // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks.
+  // visit() reads the scores from tile(), and may write their gradient there. What visit() leaves
+  // of the last `kept` tiles stays for `for_tiles_again`.
   template <class F>
   void for_tiles(int64_t rows, int64_t columns, const F& visit, int64_t kept = 1) {
     list_tiles(rows, columns);
@@ -69,8 +72,8 @@ class Walk {
     }
   }
 
-  // Calls visit(kept) for the same tiles once more, in the opposite order. Tiles that are not kept have their scores
-  // computed again.
+  // Calls visit(kept) for the same tiles once more, in the opposite order. Tiles that are not kept
+  // have their scores computed again.
   template <class F>
   void for_tiles_again(const F& visit) {
     begin_at(places_.size() - 1);
@@ -103,7 +106,11 @@ class Walk {
 
   // The tile that is visited.
   Tile<S> tile() const {
-    Tile<S> made{static_cast<S*>(scores_.data_ptr()), scores_.stride(0), rows_.begin, rows_.size(), columns_.begin,
+    Tile<S> made{static_cast<S*>(scores_.data_ptr()),
+                 scores_.stride(0),
+                 rows_.begin,
+                 rows_.size(),
+                 columns_.begin,
                  columns_.size()};
     if (unit_queries_) {
       made.row_factors = unit_queries_->inverse_norms().data() + rows_.begin;
@@ -125,11 +132,13 @@ class Walk {
     return made;
   }
 
-  // Adds this tile's share to all gradients. The tile now holds dS, the gradient of its scores, times its factors.
+  // Adds this tile's share to all gradients. The tile now holds dS, the gradient of its scores,
+  // times its factors.
   void differentiate() {
     for (const Part& p : parts_)
       if (p.block->gradient) add_to_columns(p);
-    if (gradients_.bias && columns_.begin < blocks_.front().columns.end) add_to_bias(parts_.front());
+    if (gradients_.bias && columns_.begin < blocks_.front().columns.end)
+      add_to_bias(parts_.front());
     if (queries_sum_) {
       add_to_queries(part(*queries_sum_, 0, {0, rows_.size()}), 1);
       has_sum_ = true;
@@ -152,7 +161,8 @@ class Walk {
   }
 
  private:
-  // The columns that the tile has of one block, counted from the first of the block, and their scores.
+  // The columns that the tile has of one block, counted from the first of the block, and their
+  // scores.
   struct Part {
     const Block<S>* block;
     Range columns;
@@ -175,17 +185,20 @@ class Walk {
     places_.clear();
     for_ranges(queries_.size(0), rows, [&](Range row_range) {
       for (const Block<S>& block : blocks_)
-        for_ranges(block.columns.size(), columns, [&](Range range) { places_.push_back({row_range, &block, range}); });
+        for_ranges(block.columns.size(), columns,
+                   [&](Range range) { places_.push_back({row_range, &block, range}); });
     });
   }
 
-  // Where in the workspace the k-th tile is: the last tiles have slots of their own, the others share the first.
+  // Where in the workspace the k-th tile is: the last tiles have slots of their own, the others
+  // share the first.
   int64_t slot(std::size_t k) const {
-    return std::max<int64_t>(0, static_cast<int64_t>(k) - static_cast<int64_t>(places_.size()) + kept_);
+    return std::max<int64_t>(
+        0, static_cast<int64_t>(k) - static_cast<int64_t>(places_.size()) + kept_);
   }
 
-  // Rows of the workspace from `begin` on, for a tile. In bfloat16 they follow each other, so that torch's products
-  // need no copy of a tile that is narrower than others.
+  // Rows of the workspace from `begin` on, for a tile. In bfloat16 they follow each other, so that
+  // torch's products need no copy of a tile that is narrower than others.
   Tensor tile_at(int64_t begin, int64_t rows, int64_t columns) const {
     const Tensor all = part(workspace_, 0, {begin, begin + rows});
     if (!kRounds<S> || columns == workspace_.size(1)) return part(all, 1, {0, columns});
@@ -206,7 +219,8 @@ class Walk {
     first_column_ = places_[k].block->columns.begin + places_[k].columns.begin;
   }
 
-  // Whether tiles that were visited before have added to the gradients of this tile's rows, or of its columns.
+  // Whether tiles that were visited before have added to the gradients of this tile's rows, or of
+  // its columns.
   bool rows_have_gradient() const { return columns_.begin != first_column_; }
   bool columns_have_gradient() const { return rows_.begin != first_row_; }
 
@@ -260,13 +274,15 @@ class Walk {
   void score() const {
     for (const Part& p : parts_) {
       if (!p.block->is_row_negatives) {
-        multiply(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), 0, scale_);
+        multiply(p.scores, tile_queries_, transposed(part(p.block->embeddings, 0, p.columns)), 0,
+                 scale_);
         continue;
       }
       const RowsOf<S> f(tile_queries_), g(p.block->embeddings), scores(p.scores);
       for_rows([&](int64_t i) {
         const int64_t row = rows_.begin + i;
-        *scores[i] = static_cast<S>(static_cast<T>(scale_ * factor_of(*p.block, row) * row_dot(f[i], g[row], f.width)));
+        *scores[i] = static_cast<S>(
+            static_cast<T>(scale_ * factor_of(*p.block, row) * row_dot(f[i], g[row], f.width)));
       });
     }
   }
@@ -275,7 +291,8 @@ class Walk {
     if (!p.block->is_row_negatives) {
       const Tensor to = part(p.block->sum ? *p.block->sum : *p.block->gradient, 0, p.columns);
       const double factor = p.block->sum ? 1 : scale_;
-      return add_product<S>(to, transposed(p.scores), tile_queries_, columns_have_gradient(), factor, product_);
+      return add_product<S>(to, transposed(p.scores), tile_queries_, columns_have_gradient(),
+                            factor, product_);
     }
     const RowsOf<S> f(tile_queries_), dS(p.scores), gradient(*p.block->gradient);
     for_rows([&](int64_t i) {
@@ -286,24 +303,28 @@ class Walk {
     });
   }
 
-  // The gradient of a bias is the sum of its column of dS, from which the rows' factors are taken off again.
+  // The gradient of a bias is the sum of its column of dS, from which the rows' factors are taken
+  // off again.
   void add_to_bias(const Part& candidates) const {
     constexpr int64_t kStripe = 1024;  // columns whose sums one thread keeps at a time
     const int64_t columns = candidates.columns.size();
     const RowsOf<S> dS(candidates.scores);
     T* const bias = gradients_.bias->template mutable_data_ptr<T>() + candidates.columns.begin;
-    in_parallel((columns + kStripe - 1) / kStripe, kStripe * rows_.size(), [&](int64_t begin, int64_t end) {
-      T sums[kStripe];
-      for_ranges(end * kStripe, kStripe, [&](Range stripe) {
-        if (stripe.begin < begin * kStripe) return;
-        const int64_t width = std::min(stripe.end, columns) - stripe.begin;
-        for (int64_t i = 0; i < rows_.size(); ++i) {
-          const double row_factor = unit_queries_ ? unit_queries_->inverse_norms()[rows_.begin + i] : 1;
-          row_multiple(sums, dS[i] + stripe.begin, width, static_cast<T>(1 / row_factor), i > 0);
-        }
-        row_multiple(bias + stripe.begin, sums, width, T(1), columns_have_gradient());
-      });
-    });
+    in_parallel((columns + kStripe - 1) / kStripe, kStripe * rows_.size(),
+                [&](int64_t begin, int64_t end) {
+                  T sums[kStripe];
+                  for_ranges(end * kStripe, kStripe, [&](Range stripe) {
+                    if (stripe.begin < begin * kStripe) return;
+                    const int64_t width = std::min(stripe.end, columns) - stripe.begin;
+                    for (int64_t i = 0; i < rows_.size(); ++i) {
+                      const double row_factor =
+                          unit_queries_ ? unit_queries_->inverse_norms()[rows_.begin + i] : 1;
+                      row_multiple(sums, dS[i] + stripe.begin, width,
+                                   static_cast<T>(1 / row_factor), i > 0);
+                    }
+                    row_multiple(bias + stripe.begin, sums, width, T(1), columns_have_gradient());
+                  });
+                });
   }
 
   // Adds factor * dS G to `out`, or writes it there if this tile is the first of its rows.
@@ -311,20 +332,23 @@ class Walk {
     bool add = rows_have_gradient();
     for (const Part& p : parts_) {
       if (!p.block->is_row_negatives) {
-        add_product<S>(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor, product_);
+        add_product<S>(out, p.scores, part(p.block->embeddings, 0, p.columns), add, factor,
+                       product_);
       } else {
         const RowsOf<S> dS(p.scores), g(p.block->embeddings);
         const RowsOf<T> to(out);
         for_rows([&](int64_t i) {
           const int64_t row = rows_.begin + i;
-          row_multiple(to[i], g[row], to.width, static_cast<T>(factor * factor_of(*p.block, row) * *dS[i]), add);
+          row_multiple(to[i], g[row], to.width,
+                       static_cast<T>(factor * factor_of(*p.block, row) * *dS[i]), add);
         });
       }
       add = true;
     }
   }
 
-  // Writes what is kept of these rows, dS G without its factor, to the gradients. That of the scale is <F, dS G>.
+  // Writes what is kept of these rows, dS G without its factor, to the gradients. That of the scale
+  // is <F, dS G>.
   void leave_rows() {
     if (!has_sum_) return;
     has_sum_ = false;
@@ -351,7 +375,8 @@ class Walk {
   std::vector<Place> places_;
   int64_t tile_rows_ = 0, kept_ = 1;
   int64_t first_row_ = 0, first_column_ = 0;  // of the tile that was visited first
-  std::optional<Tensor> queries_sum_;         // of products for the rows that are visited, if they are added apart
+  std::optional<Tensor>
+      queries_sum_;  // of products for the rows that are visited, if they are added apart
   bool has_sum_ = false;
   Tensor product_;            // rounded, on its way to a sum
   Range rows_{}, columns_{};  // of the tile that is visited

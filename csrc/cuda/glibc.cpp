@@ -1,11 +1,14 @@
-// Keeps the library with CUDA code loadable by glibc 2.28, whichever newer glibc it is linked against.
+// Keeps the library with CUDA code loadable by glibc 2.28, whichever newer glibc it is linked
+// against.
 //
-// CUDA's static runtime calls the functions below. Since glibc 2.34 they lie in libc itself, and the linker binds them
-// to the version of that move, although the functions of the older versions do the same. setup.py reads the names from
-// here and links with --wrap=name, so that the calls arrive here and go on to the oldest version. They are jumps and
-// not calls, because dlopen and dlsym look at the address that they return to.
+// CUDA's static runtime calls the functions below. Since glibc 2.34 they lie in libc itself, and
+// the linker binds them to the version of that move, although the functions of the older versions
+// do the same. setup.py reads the names from here and links with --wrap=name, so that the calls
+// arrive here and go on to the oldest version. They are jumps and not calls, because dlopen and
+// dlsym look at the address that they return to.
 //
-// Before glibc 2.34 these functions lie in libpthread, libdl and librt. libtorch needs all three, so they are loaded.
+// Before glibc 2.34 these functions lie in libpthread, libdl and librt. libtorch needs all three,
+// so they are loaded.
 
 #if defined(FASTQT_CUDA_ON_GLIBC)
 
@@ -19,16 +22,18 @@
 #define JUMP(name) "  b first_" #name "\n"
 #endif
 
-#define OF_VERSION(name, version)               \
-  __asm__(".symver first_" #name ", " #name "@" version "\n" \
-          ".text\n"                             \
-          ".p2align 4\n"                        \
-          ".globl __wrap_" #name "\n"           \
-          ".hidden __wrap_" #name "\n"          \
-          ".type __wrap_" #name ", %function\n" \
-          "__wrap_" #name ":\n"                 \
-          JUMP(name)                            \
-          ".size __wrap_" #name ", . - __wrap_" #name "\n");
+#define OF_VERSION(name, version)                       \
+  __asm__(".symver first_" #name ", " #name "@" version \
+          "\n"                                          \
+          ".text\n"                                     \
+          ".p2align 4\n"                                \
+          ".globl __wrap_" #name                        \
+          "\n"                                          \
+          ".hidden __wrap_" #name                       \
+          "\n"                                          \
+          ".type __wrap_" #name                         \
+          ", %function\n"                               \
+          "__wrap_" #name ":\n" JUMP(name) ".size __wrap_" #name ", . - __wrap_" #name "\n");
 #define FIRST(name) OF_VERSION(name, FIRST_VERSION)
 
 OF_VERSION(dlmopen, FIRST_DLMOPEN)

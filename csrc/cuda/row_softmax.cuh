@@ -1,7 +1,8 @@
 // What a warp does with a row of scores: the softmax, the loss, dL/dS.
 //
-// Targets are apart from the other cells: w (rho p - t) has no correct digit left once a positive is
-// learnt and p is close to t, unless it is computed from the sum of all other exponentials, in double.
+// Targets are apart from the other cells: w (rho p - t) has no correct digit left once a positive
+// is learnt and p is close to t, unless it is computed from the sum of all other exponentials, in
+// double.
 #pragma once
 
 #include "cuda/device.h"
@@ -14,7 +15,7 @@ struct RowMemory {
   float targets[kMostRows];
 };
 
-constexpr float kLargest16 = 32768;         // of what is stored as float16, in its units
+constexpr float kLargest16 = 32768;  // of what is stored as float16, in its units
 
 struct alignas(16) Four {
   float at[4];
@@ -38,7 +39,9 @@ FASTQT_DEVICE uint64_t warp_or(uint64_t x) {
   return x;
 }
 
-FASTQT_DEVICE float scale_of(const SmallProblem& p) { return p.scale != nullptr ? *p.scale : p.scale_value; }
+FASTQT_DEVICE float scale_of(const SmallProblem& p) {
+  return p.scale != nullptr ? *p.scale : p.scale_value;
+}
 FASTQT_DEVICE double row_weight_of(const SmallProblem& p, int row) {
   return p.row_weights != nullptr ? p.row_weights[row] : p.row_weight;
 }
@@ -50,7 +53,8 @@ struct PrivateRow {
   float mix;
 
   FASTQT_DEVICE PrivateRow(const SmallProblem& p, int row) : second(nullptr), mix(p.mix) {
-    const auto* const matrix = static_cast<const V*>(p.partners != nullptr ? p.candidates : p.row_negatives);
+    const auto* const matrix =
+        static_cast<const V*>(p.partners != nullptr ? p.candidates : p.row_negatives);
     first = matrix + int64_t{row} * p.D;
     if (p.partners != nullptr) second = matrix + p.partners[row] * p.D;
   }
@@ -65,7 +69,8 @@ class RowSoftmax {
  public:
   // `unit` is what 1 means in stored coefficients.
   FASTQT_DEVICE RowSoftmax(const SmallProblem& p, int row, RowMemory& memory, float unit)
-      : p_(p), row_(row), lane_(thread_index() % 32), memory_(memory), units_(1 / unit), scale_(scale_of(p)) {}
+      : p_(p), row_(row), lane_(thread_index() % 32), memory_(memory), units_(1 / unit),
+        scale_(scale_of(p)) {}
 
   // Into the warp's memory, before run(): no score is needed for it.
   static FASTQT_DEVICE void write_targets(const SmallProblem& p, int row, RowMemory& memory) {
@@ -104,7 +109,8 @@ class RowSoftmax {
 
  private:
   FASTQT_DEVICE void read_products() const {
-    constexpr int kAtOnce = 4;  // vectors of a lane, so that their loads, and those of four parts, overlap
+    constexpr int kAtOnce =
+        4;  // vectors of a lane, so that their loads, and those of four parts, overlap
     const int64_t part = int64_t{p_.N} * p_.pitch;
     const float* const products = p_.products + int64_t{row_} * p_.pitch;
 
@@ -112,19 +118,18 @@ class RowSoftmax {
     for (int first = 4 * lane_; first < p_.pitch; first += 128 * kAtOnce) {
       Four sums[kAtOnce] = {};
       FASTQT_UNROLL_BY(4)
-      for (int split = 0; split < p_.tiles.splits; ++split)
-
+      for (int split = 0; split < p_.tiles.splits; ++split) FASTQT_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (first + 128 * k >= p_.pitch) continue;
+        const Four more = *reinterpret_cast<const Four*>(products + split * part + first + 128 * k);
         FASTQT_UNROLL
-        for (int k = 0; k < kAtOnce; ++k) {
-          if (first + 128 * k >= p_.pitch) continue;
-          const Four more = *reinterpret_cast<const Four*>(products + split * part + first + 128 * k);
-          FASTQT_UNROLL
-          for (int n = 0; n < 4; ++n) sums[k].at[n] += more.at[n];
-        }
+        for (int n = 0; n < 4; ++n) sums[k].at[n] += more.at[n];
+      }
 
       FASTQT_UNROLL
       for (int k = 0; k < kAtOnce; ++k)
-        if (first + 128 * k < p_.pitch) *reinterpret_cast<Four*>(memory_.products + first + 128 * k) = sums[k];
+        if (first + 128 * k < p_.pitch)
+          *reinterpret_cast<Four*>(memory_.products + first + 128 * k) = sums[k];
     }
   }
 
@@ -157,7 +162,8 @@ class RowSoftmax {
   FASTQT_DEVICE float private_score() const { return rounded_product(scale_, private_product_); }
   FASTQT_DEVICE float private_exponential() const { return expf(private_score() - reference_); }
 
-  // Calls visit(first column) for the lane's cells, four adjacent ones at a time: those that it has read itself.
+  // Calls visit(first column) for the lane's cells, four adjacent ones at a time: those that it has
+  // read itself.
   template <class F>
   FASTQT_DEVICE void for_fours(const F& visit) const {
     FASTQT_UNROLL_BY(1)
@@ -220,7 +226,8 @@ class RowSoftmax {
         by_scale += static_cast<double>(c) * memory_.products[column + n];
         c *= units_;
         kept.at[n] = rounded_to<V>(c);
-        if constexpr (sizeof(V) == 2) lost.at[n] = rounded_to<V>(t > 0 ? c - to_float(kept.at[n]) : 0);
+        if constexpr (sizeof(V) == 2)
+          lost.at[n] = rounded_to<V>(t > 0 ? c - to_float(kept.at[n]) : 0);
       }
 
       *reinterpret_cast<FourOf<V>*>(coefficients + column) = kept;

@@ -1,7 +1,8 @@
-// What operators ask of the CUDA runtime: checked calls, on the device of their tensors and its current stream.
+// What operators ask of the CUDA runtime: checked calls, on the device of their tensors and its
+// current stream.
 //
-// This library links a runtime of its own beside torch's. What torch's guards make the current device is that
-// of torch's runtime, and need not be the one that a launch of this one goes to.
+// This library links a runtime of its own beside torch's. What torch's guards make the current
+// device is that of torch's runtime, and need not be the one that a launch of this one goes to.
 #pragma once
 
 #include <cuda_runtime.h>

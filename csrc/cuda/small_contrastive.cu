@@ -1,4 +1,5 @@
-// The operator that launches the one-launch kernel, on the current stream and without waiting for it.
+// The operator that launches the one-launch kernel, on the current stream and without waiting for
+// it.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -65,8 +66,9 @@ void launch(SmallProblem p, const Tensor& like) {
     const Tensor workspace = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
     lay_out_workspace(p, kElementBytes, workspace.data_ptr());
     void* arguments[] = {&p};
-    FASTQT_CHECK(cudaLaunchCooperativeKernel, reinterpret_cast<const void*>(&small_kernel<P>), dim3(blocks),
-                 dim3(kThreads), arguments, static_cast<size_t>(SmallKernel<P>::kSharedBytes), stream);
+    FASTQT_CHECK(cudaLaunchCooperativeKernel, reinterpret_cast<const void*>(&small_kernel<P>),
+                 dim3(blocks), dim3(kThreads), arguments,
+                 static_cast<size_t>(SmallKernel<P>::kSharedBytes), stream);
   });
 }
 
@@ -75,17 +77,19 @@ T* pointer(const std::optional<Tensor>& tensor) {
   return tensor ? static_cast<T*>(tensor->data_ptr()) : nullptr;
 }
 
-// Each row's loss, log-sum-exp and mass, and of sum_i row_weight_i loss_i the value and the gradients that
-// are given a place. All tensors are contiguous, on one device.
-void small_contrastive_(const Tensor queries, const Tensor candidates, const std::optional<Tensor> row_negatives,
-                        const std::optional<Tensor> partners, double mix, const std::optional<Tensor> scale,
-                        double scale_value, int64_t diagonal, const Tensor starts, const Tensor columns,
-                        const Tensor weights, const std::optional<Tensor> row_weights, double row_weight, bool tf32,
-                        const Tensor logsumexp, const Tensor mass, const Tensor loss, const std::optional<Tensor> total,
-                        const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
-                        const std::optional<Tensor> drow_negatives, const std::optional<Tensor> dscale) {
+// Each row's loss, log-sum-exp and mass, and of sum_i row_weight_i loss_i the value and the
+// gradients that are given a place. All tensors are contiguous, on one device.
+void small_contrastive_(
+    const Tensor queries, const Tensor candidates, const std::optional<Tensor> row_negatives,
+    const std::optional<Tensor> partners, double mix, const std::optional<Tensor> scale,
+    double scale_value, int64_t diagonal, const Tensor starts, const Tensor columns,
+    const Tensor weights, const std::optional<Tensor> row_weights, double row_weight, bool tf32,
+    const Tensor logsumexp, const Tensor mass, const Tensor loss, const std::optional<Tensor> total,
+    const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
+    const std::optional<Tensor> drow_negatives, const std::optional<Tensor> dscale) {
   SmallProblem p{};
-  STD_TORCH_CHECK(queries.size(0) <= kMostRows && candidates.size(0) <= kMostRows && queries.size(1) <= kMostWidth,
+  STD_TORCH_CHECK(queries.size(0) <= kMostRows && candidates.size(0) <= kMostRows &&
+                      queries.size(1) <= kMostWidth,
                   "more than 1024 queries or candidates, or wider than 4800");
   p.N = static_cast<int>(queries.size(0));
   p.M = static_cast<int>(candidates.size(0));
@@ -126,13 +130,19 @@ void small_contrastive_(const Tensor queries, const Tensor candidates, const std
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
-      "small_contrastive_(Tensor queries, Tensor candidates, Tensor? row_negatives, Tensor? partners, float mix, "
-      "Tensor? scale, float scale_value, int diagonal, Tensor starts, Tensor columns, Tensor weights, "
-      "Tensor? row_weights, float row_weight, bool tf32, Tensor(a!) logsumexp, Tensor(b!) mass, Tensor(c!) loss, "
-      "Tensor(d!)? total, Tensor(e!)? dqueries, Tensor(f!)? dcandidates, Tensor(g!)? drow_negatives, "
+      "small_contrastive_(Tensor queries, Tensor candidates, Tensor? row_negatives, Tensor? "
+      "partners, float mix, "
+      "Tensor? scale, float scale_value, int diagonal, Tensor starts, Tensor columns, Tensor "
+      "weights, "
+      "Tensor? row_weights, float row_weight, bool tf32, Tensor(a!) logsumexp, Tensor(b!) mass, "
+      "Tensor(c!) loss, "
+      "Tensor(d!)? total, Tensor(e!)? dqueries, Tensor(f!)? dcandidates, Tensor(g!)? "
+      "drow_negatives, "
       "Tensor(h!)? dscale) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastqt, CUDA, m) { m.impl("small_contrastive_", TORCH_BOX(&small_contrastive_)); }
+STABLE_TORCH_LIBRARY_IMPL(fastqt, CUDA, m) {
+  m.impl("small_contrastive_", TORCH_BOX(&small_contrastive_));
+}
 
 }  // namespace fastqt::cuda

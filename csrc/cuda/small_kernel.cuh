@@ -1,12 +1,13 @@
-// The contrastive loss of a small problem and its gradients, in one launch of blocks that all run at once.
+// The contrastive loss of a small problem and its gradients, in one launch of blocks that all run
+// at once.
 //
 //   products     F G^T, tile by tile, its inner dimension split for the sake of more tiles
 //   rows         a warp a row: softmax, loss, dL/dS
 //   gradients    dF = s dS G and dG = s dS^T F, tile by tile
 //
-// with a barrier of the whole grid between them, during which a block fetches what it needs of the inputs next.
-// What passes from one to the next stays in the L2 cache. Every sum is taken in an order that depends on the
-// sizes and the number of blocks alone.
+// with a barrier of the whole grid between them, during which a block fetches what it needs of the
+// inputs next. What passes from one to the next stays in the L2 cache. Every sum is taken in an
+// order that depends on the sizes and the number of blocks alone.
 #pragma once
 
 #include "cuda/row_softmax.cuh"
@@ -26,7 +27,8 @@ struct SmallKernel {
   using QueryGradient = TileProduct<P, Major::K, Major::MN, Exact>;
   using CandidateGradient = TileProduct<P, Major::MN, Major::MN, Exact>;
   static constexpr int kRingBytes =
-      std::max({Scores::kBytes, QueryGradient::kBytes, CandidateGradient::kBytes, kWarps * int{sizeof(RowMemory)}});
+      std::max({Scores::kBytes, QueryGradient::kBytes, CandidateGradient::kBytes,
+                kWarps * int{sizeof(RowMemory)}});
   // What is in use while the ring is.
   struct Notes {
     uint64_t m16_exact[P::kCosts.m16_tiles];  // as exact_blocks() returns them
@@ -34,7 +36,8 @@ struct SmallKernel {
     double loss[kWarps], by_scale[kWarps];
   };
   static constexpr int kSharedBytes = kRingBytes + int{sizeof(Notes)};
-  // float16 has so few exponents that its coefficients are kept relative to the largest that there can be.
+  // float16 has so few exponents that its coefficients are kept relative to the largest that there
+  // can be.
   static constexpr bool kRelative = std::is_same_v<V, float16>;
 
   static FASTQT_DEVICE void run(const SmallProblem& p) {
@@ -65,20 +68,29 @@ struct SmallKernel {
   }
 
  private:
-  static FASTQT_DEVICE Notes& notes() { return *reinterpret_cast<Notes*>(shared_memory() + kRingBytes); }
-  static FASTQT_DEVICE View<V> queries(const SmallProblem& p) { return view<V>(p.queries, p.N, p.D, p.D); }
-  static FASTQT_DEVICE View<V> candidates(const SmallProblem& p) { return view<V>(p.candidates, p.M, p.D, p.D); }
+  static FASTQT_DEVICE Notes& notes() {
+    return *reinterpret_cast<Notes*>(shared_memory() + kRingBytes);
+  }
+  static FASTQT_DEVICE View<V> queries(const SmallProblem& p) {
+    return view<V>(p.queries, p.N, p.D, p.D);
+  }
+  static FASTQT_DEVICE View<V> candidates(const SmallProblem& p) {
+    return view<V>(p.candidates, p.M, p.D, p.D);
+  }
 
   static FASTQT_DEVICE void multiply_scores(const SmallProblem& p) {
-    const int m16_tiles = ceil_div(p.N, kM16), n8_tiles = p.pitch / kN8, steps = ceil_div(p.D, kTileDepth);
+    const int m16_tiles = ceil_div(p.N, kM16), n8_tiles = p.pitch / kN8,
+              steps = ceil_div(p.D, kTileDepth);
     const int tiles = p.tiles.score_down * p.tiles.score_across;
 
     for (int index = block_index(); index < tiles * p.tiles.splits; index += block_count()) {
-      const Area tile = tile_at(index % tiles, m16_tiles, p.tiles.score_down, n8_tiles, p.tiles.score_across);
+      const Area tile =
+          tile_at(index % tiles, m16_tiles, p.tiles.score_down, n8_tiles, p.tiles.score_across);
       const int split = index / tiles;
 
       Sums<P> sums(tile);
-      Scores::add(sums, tile, queries(p), {}, candidates(p), part_start(steps, p.tiles.splits, split),
+      Scores::add(sums, tile, queries(p), {}, candidates(p),
+                  part_start(steps, p.tiles.splits, split),
                   part_start(steps, p.tiles.splits, split + 1), p.D, {}, false, [] {});
 
       float* const part = p.products + int64_t{split} * p.N * p.pitch;
@@ -95,14 +107,16 @@ struct SmallKernel {
       for (int64_t n = p.starts[row] + thread_index() % 32; n < p.starts[row + 1]; n += 32)
         mass += static_cast<float>(p.weights[n]);
       mass = warp_sum(mass);
-      if (thread_index() % 32 == 0) p.coefficient_bound[row] = mass * fabsf(static_cast<float>(row_weight_of(p, row)));
+      if (thread_index() % 32 == 0)
+        p.coefficient_bound[row] = mass * fabsf(static_cast<float>(row_weight_of(p, row)));
     }
   }
 
   // Every warp finds it for itself.
   static FASTQT_DEVICE float largest_coefficient_bound(const SmallProblem& p) {
     float largest = 0;
-    for (int row = thread_index() % 32; row < p.N; row += 32) largest = fmaxf(largest, p.coefficient_bound[row]);
+    for (int row = thread_index() % 32; row < p.N; row += 32)
+      largest = fmaxf(largest, p.coefficient_bound[row]);
     largest = warp_max(largest);
     return largest > 0 ? largest : 1;
   }
@@ -147,11 +161,14 @@ struct SmallKernel {
     return (p.tiles.query_down + p.tiles.candidate_down) * p.tiles.gradient_across;
   }
   static FASTQT_DEVICE GradientTile gradient_tile(const SmallProblem& p, int index) {
-    const int of_queries = p.tiles.query_down * p.tiles.gradient_across, n8_tiles = ceil_div(p.D, kN8);
+    const int of_queries = p.tiles.query_down * p.tiles.gradient_across,
+              n8_tiles = ceil_div(p.D, kN8);
     if (index < of_queries)
-      return {true, tile_at(index, ceil_div(p.N, kM16), p.tiles.query_down, n8_tiles, p.tiles.gradient_across)};
+      return {true, tile_at(index, ceil_div(p.N, kM16), p.tiles.query_down, n8_tiles,
+                            p.tiles.gradient_across)};
     const int m16_tiles = ceil_div(p.M, kM16);
-    return {false, tile_at(index - of_queries, m16_tiles, p.tiles.candidate_down, n8_tiles, p.tiles.gradient_across)};
+    return {false, tile_at(index - of_queries, m16_tiles, p.tiles.candidate_down, n8_tiles,
+                           p.tiles.gradient_across)};
   }
 
   // Of the block's first tile, before all coefficients are there: the inputs were always.
@@ -170,22 +187,27 @@ struct SmallKernel {
     for (int index = block_index(); index < gradient_tiles(p); index += block_count()) {
       const GradientTile tile = gradient_tile(p, index);
       const bool is_first = index == block_index();
-      tile.is_query ? query_tile(p, unit, tile.area, is_first) : candidate_tile(p, unit, tile.area, is_first);
+      tile.is_query ? query_tile(p, unit, tile.area, is_first)
+                    : candidate_tile(p, unit, tile.area, is_first);
     }
   }
 
-  static FASTQT_DEVICE void query_tile(const SmallProblem& p, float unit, const Area& tile, bool is_first) {
-    const View<V> a = view<V>(p.coefficients, p.N, p.M, p.pitch), lost = view<V>(p.remainders, p.N, p.M, p.pitch);
+  static FASTQT_DEVICE void query_tile(const SmallProblem& p, float unit, const Area& tile,
+                                       bool is_first) {
+    const View<V> a = view<V>(p.coefficients, p.N, p.M, p.pitch),
+                  lost = view<V>(p.remainders, p.N, p.M, p.pitch);
 
     Sums<P> sums(tile);
-    QueryGradient::add(sums, tile, a, lost, candidates(p), 0, ceil_div(p.M, kTileDepth), p.M, {notes().exact},
-                       is_first, [&] {
+    QueryGradient::add(sums, tile, a, lost, candidates(p), 0, ceil_div(p.M, kTileDepth), p.M,
+                       {notes().exact}, is_first, [&] {
                          const int n = thread_index();
-                         if (n < tile.m16_tiles) notes().m16_exact[n] = exact_blocks(p, tile.row() + kM16 * n);
+                         if (n < tile.m16_tiles)
+                           notes().m16_exact[n] = exact_blocks(p, tile.row() + kM16 * n);
                          sync_block();
                          if (n < kMostDepth) {
                            uint32_t exact = 0;
-                           for (int s = 0; s < tile.m16_tiles; ++s) exact |= (notes().m16_exact[s] >> n & 1) << s;
+                           for (int s = 0; s < tile.m16_tiles; ++s)
+                             exact |= (notes().m16_exact[s] >> n & 1) << s;
                            notes().exact[n] = exact;
                          }
                          sync_block();
@@ -205,17 +227,20 @@ struct SmallKernel {
     });
   }
 
-  static FASTQT_DEVICE void candidate_tile(const SmallProblem& p, float unit, const Area& tile, bool is_first) {
-    const View<V> a = view<V>(p.coefficients, p.N, p.M, p.pitch), lost = view<V>(p.remainders, p.N, p.M, p.pitch);
+  static FASTQT_DEVICE void candidate_tile(const SmallProblem& p, float unit, const Area& tile,
+                                           bool is_first) {
+    const View<V> a = view<V>(p.coefficients, p.N, p.M, p.pitch),
+                  lost = view<V>(p.remainders, p.N, p.M, p.pitch);
 
     Sums<P> sums(tile);
-    CandidateGradient::add(sums, tile, a, lost, queries(p), 0, ceil_div(p.N, kTileDepth), p.N, {notes().exact},
-                           is_first, [&] {
-                             const int n = thread_index();
-                             if (n < kMostDepth)
-                               notes().exact[n] = static_cast<uint32_t>(exact_blocks(p, kM16 * n) >> tile.m16_tile);
-                             sync_block();
-                           });
+    CandidateGradient::add(
+        sums, tile, a, lost, queries(p), 0, ceil_div(p.N, kTileDepth), p.N, {notes().exact},
+        is_first, [&] {
+          const int n = thread_index();
+          if (n < kMostDepth)
+            notes().exact[n] = static_cast<uint32_t>(exact_blocks(p, kM16 * n) >> tile.m16_tile);
+          sync_block();
+        });
 
     const float factor = scale_of(p) * unit;
     for_pairs(sums, tile, p.M, p.D, [&](int j, int d, float x, float y) {
@@ -231,19 +256,20 @@ struct SmallKernel {
     return blocks;
   }
 
-  // Calls visit(row, column, x, y) for the lane's sums x and y at two adjacent columns, the first one inside.
+  // Calls visit(row, column, x, y) for the lane's sums x and y at two adjacent columns, the first
+  // one inside.
   template <class F>
-  static FASTQT_DEVICE void for_pairs(const Sums<P>& sums, const Area& tile, int rows, int columns, const F& visit) {
+  static FASTQT_DEVICE void for_pairs(const Sums<P>& sums, const Area& tile, int rows, int columns,
+                                      const F& visit) {
     FASTQT_UNROLL
-    for (int m = 0; m < Sums<P>::kM16Tiles; ++m)
-      FASTQT_UNROLL
-      for (int h = 0; h < 2; ++h)
-        FASTQT_UNROLL
-        for (int n = 0; n < Sums<P>::kN8Tiles; ++n) {
-          const int i = tile.row() + sums.row() + 16 * m + 8 * h, j = tile.column() + sums.column() + 8 * n;
-          if (m < sums.share.m16_tiles && n < sums.share.n8_tiles && i < rows && j < columns)
-            visit(i, j, sums.at[m][n][2 * h], sums.at[m][n][2 * h + 1]);
-        }
+    for (int m = 0; m < Sums<P>::kM16Tiles; ++m) FASTQT_UNROLL
+    for (int h = 0; h < 2; ++h) FASTQT_UNROLL
+    for (int n = 0; n < Sums<P>::kN8Tiles; ++n) {
+      const int i = tile.row() + sums.row() + 16 * m + 8 * h,
+                j = tile.column() + sums.column() + 8 * n;
+      if (m < sums.share.m16_tiles && n < sums.share.n8_tiles && i < rows && j < columns)
+        visit(i, j, sums.at[m][n][2 * h], sums.at[m][n][2 * h + 1]);
+    }
   }
 
   static FASTQT_DEVICE void store(V* matrix, int row, int column, int width, float x, float y) {
@@ -258,7 +284,8 @@ struct SmallKernel {
 };
 
 template <class P>
-FASTQT_KERNEL(kThreads) small_kernel(FASTQT_ARGUMENT SmallProblem p) {
+FASTQT_KERNEL(kThreads)
+small_kernel(FASTQT_ARGUMENT SmallProblem p) {
   SmallKernel<P>::run(p);
 }
 

@@ -38,22 +38,23 @@ struct SmallProblem {
   const void* queries;        // (N, D)
   const void* candidates;     // (M, D)
   const void* row_negatives;  // (N, D) or null
-  const int64_t* partners;    // (N,) or null: row i's negative is mix g_i + (1 - mix) g_partner at norm 1
+  const int64_t*
+      partners;  // (N,) or null: row i's negative is mix g_i + (1 - mix) g_partner at norm 1
   float mix;
   const float* scale;  // () or null: then scale_value
   float scale_value;
   int diagonal;
-  const int64_t* starts;      // (N + 1,): targets as compressed rows
-  const int64_t* columns;     // entries of weight 0 mean nothing
+  const int64_t* starts;   // (N + 1,): targets as compressed rows
+  const int64_t* columns;  // entries of weight 0 mean nothing
   const double* weights;
   const double* row_weights;  // (N,) or null: then row_weight for all
   double row_weight;
 
-  double* logsumexp;    // (N,)
-  double* mass;         // (N,)
-  double* loss;         // (N,)
-  float* total;         // () or null: sum_i row_weight_i loss_i
-  void* dqueries;       // the gradients of that sum, each null if it is not wanted
+  double* logsumexp;  // (N,)
+  double* mass;       // (N,)
+  double* loss;       // (N,)
+  float* total;       // () or null: sum_i row_weight_i loss_i
+  void* dqueries;     // the gradients of that sum, each null if it is not wanted
   void* dcandidates;
   void* drow_negatives;
   double* dscale;
@@ -61,18 +62,20 @@ struct SmallProblem {
   Tiles tiles;
 
   // The workspace.
-  int pitch;                     // elements from one row of N x M matrices to the next
-  float* products;               // (splits, N, M): F G^T in parts
-  void* coefficients;            // (N, M): dL/dS, rounded to the elements' type
-  void* remainders;              // (N, M): what rounding took from the coefficients of exact cells
-  uint64_t* exact_blocks;        // (N,): bit b is set if columns 16 b .. 16 b + 15 have an exact cell
-  float* coefficient_bound;      // (N,): |row weight| * mass, which no coefficient of the row exceeds
+  int pitch;                 // elements from one row of N x M matrices to the next
+  float* products;           // (splits, N, M): F G^T in parts
+  void* coefficients;        // (N, M): dL/dS, rounded to the elements' type
+  void* remainders;          // (N, M): what rounding took from the coefficients of exact cells
+  uint64_t* exact_blocks;    // (N,): bit b is set if columns 16 b .. 16 b + 15 have an exact cell
+  float* coefficient_bound;  // (N,): |row weight| * mass, which no coefficient of the row exceeds
   float* private_coefficients;   // (N,)
   float* private_inverse_norms;  // (N,)
   double* scale_terms;           // (N,)
 
   constexpr bool has_private() const { return row_negatives != nullptr || partners != nullptr; }
-  constexpr bool differentiates() const { return dqueries || dcandidates || drow_negatives || dscale; }
+  constexpr bool differentiates() const {
+    return dqueries || dcandidates || drow_negatives || dscale;
+  }
 };
 
 constexpr int padded_columns(int M) { return (M + 7) / 8 * 8; }
@@ -83,7 +86,8 @@ inline int64_t lay_out_workspace(SmallProblem& p, int element_bytes, void* memor
   int64_t used = 0;
   const auto take = [&](auto*& pointer, int64_t bytes) {
     if (memory != nullptr)
-      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(memory) + used);
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
+          static_cast<char*>(memory) + used);
     used += (bytes + 15) / 16 * 16;
   };
   const int64_t cells = int64_t{p.N} * p.pitch;

@@ -1,12 +1,14 @@
-// A program that calls the vectorised passes of csrc/cpu for Python, which sends the arguments to its input and reads
-// the results from its output. An emulator can run it, so that passes for another processor are tested here.
+// A program that calls the vectorised passes of csrc/cpu for Python, which sends the arguments to
+// its input and reads the results from its output. An emulator can run it, so that passes for
+// another processor are tested here.
 //
-// A request is a name, "row_max float32", on a line of its own, and then each argument in 8 bytes: a number of integer
-// type as an int64, one of floating-point type as a double; an array as its bytes, after an int64 that counts them.
-// The answer is the result as a double, 0 where there is none, and the bytes of all arrays.
+// A request is a name, "row_max float32", on a line of its own, and then each argument in 8 bytes:
+// a number of integer type as an int64, one of floating-point type as a double; an array as its
+// bytes, after an int64 that counts them. The answer is the result as a double, 0 where there is
+// none, and the bytes of all arrays.
 //
-// An access beyond the end of an array ends the program. Its argument, if it has one, says how many bytes after an
-// array may be read all the same.
+// An access beyond the end of an array ends the program. Its argument, if it has one, says how many
+// bytes after an array may be read all the same.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -44,7 +46,8 @@ class Array {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const std::size_t whole = (bytes + slack + page - 1) / page * page;
     size_ = whole + page;
-    pages_ = static_cast<char*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    pages_ = static_cast<char*>(
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (pages_ == MAP_FAILED || mprotect(pages_ + whole, page, PROT_NONE) != 0) std::abort();
     data_ = pages_ + whole - slack - bytes;
     std::cin.read(data_, static_cast<std::streamsize>(bytes));
@@ -83,7 +86,8 @@ struct Call<R(A...)> {
   R (*function)(A...);
 
   double operator()(Arrays& arrays) const {
-    const std::tuple<A...> arguments{argument<A>(arrays)...};  // braces: in the order in which they arrive
+    const std::tuple<A...> arguments{
+        argument<A>(arrays)...};  // braces: in the order in which they arrive
     if constexpr (std::is_void_v<R>) {
       std::apply(function, arguments);
       return 0;
@@ -121,30 +125,42 @@ void offer_dtype(const std::string& dtype) {
   FASTQT_OFFER(row_dot, double(const T*, const T*, int64_t))
   FASTQT_OFFER(row_multiple, void(T*, const T*, int64_t, T, bool))
   FASTQT_OFFER(gru_reset_after_row, void(T*, const T*, const T*, const T*, T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_after_backward_row, void(const T*, const T*, const T*, const T*, T*, T*, int64_t))
+  FASTQT_OFFER(gru_reset_after_backward_row,
+               void(const T*, const T*, const T*, const T*, T*, T*, int64_t))
   FASTQT_OFFER(gru_reset_before_row, void(T*, const T*, const T*, const T*, T*, int64_t))
   FASTQT_OFFER(gru_reset_before_candidate_row, void(T*, const T*, const T*, const T*, T*, int64_t))
   FASTQT_OFFER(gru_reset_before_backward_row, void(const T*, const T*, const T*, T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_before_backward_reset_row, void(const T*, const T*, const T*, T*, T*, int64_t))
+  FASTQT_OFFER(gru_reset_before_backward_reset_row,
+               void(const T*, const T*, const T*, T*, T*, int64_t))
 }
 
 // Of bfloat16, which Python sends as uint16.
 void offer_bfloat16() {
   using fastqt::BFloat16;
   offer<double(const BFloat16*, const BFloat16*, int64_t)>("row_dot uint16", fastqt::row_dot);
-  offer<double(const BFloat16*, const float*, int64_t)>("row_dot_with_floats uint16", fastqt::row_dot);
-  offer<void(float*, const BFloat16*, int64_t, float, bool)>("row_multiple_of_bfloat16 float32", fastqt::row_multiple);
+  offer<double(const BFloat16*, const float*, int64_t)>("row_dot_with_floats uint16",
+                                                        fastqt::row_dot);
+  offer<void(float*, const BFloat16*, int64_t, float, bool)>("row_multiple_of_bfloat16 float32",
+                                                             fastqt::row_multiple);
   offer<void(BFloat16*, const float*, int64_t, float)>("row_round uint16", fastqt::row_round);
-  offer<void(BFloat16*, const BFloat16*, int64_t, float)>("row_round_bfloat16 uint16", fastqt::row_round);
+  offer<void(BFloat16*, const BFloat16*, int64_t, float)>("row_round_bfloat16 uint16",
+                                                          fastqt::row_round);
 }
 
 int64_t best_vectors(float*) { return static_cast<int64_t>(fastqt::best_vectors()); }
 
-void multiply_panels(float* out, const float* a, const float* b, int64_t stride, int64_t a_row_stride,
-                     int64_t a_column_stride, int64_t b_row_stride, int64_t b_column_stride, int64_t rows,
-                     int64_t columns, int64_t depth, float factor, bool add, int64_t level) {
-  fastqt::multiply_panels({{out, stride}, {a, a_row_stride, a_column_stride}, {b, b_row_stride, b_column_stride}, rows,
-                           columns, depth, factor, add},
+void multiply_panels(float* out, const float* a, const float* b, int64_t stride,
+                     int64_t a_row_stride, int64_t a_column_stride, int64_t b_row_stride,
+                     int64_t b_column_stride, int64_t rows, int64_t columns, int64_t depth,
+                     float factor, bool add, int64_t level) {
+  fastqt::multiply_panels({{out, stride},
+                           {a, a_row_stride, a_column_stride},
+                           {b, b_row_stride, b_column_stride},
+                           rows,
+                           columns,
+                           depth,
+                           factor,
+                           add},
                           static_cast<fastqt::Vectors>(level));
 }
 

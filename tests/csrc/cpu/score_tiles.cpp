@@ -1,8 +1,10 @@
-// Random problems for the tile functions of csrc/cpu, on several threads, in buffers of exactly the size needed, so
-// that a sanitizer sees each access beyond their ends. `make sanitize` runs many of them.
+// Random problems for the tile functions of csrc/cpu, on several threads, in buffers of exactly the
+// size needed, so that a sanitizer sees each access beyond their ends. `make sanitize` runs many of
+// them.
 //
-// One tile of whole rows, and two walks over tiles of any size, must give the same loss and the same gradient. The
-// program does not need libtorch: threads.cpp has a parallel_for, which always uses several threads.
+// One tile of whole rows, and two walks over tiles of any size, must give the same loss and the
+// same gradient. The program does not need libtorch: threads.cpp has a parallel_for, which always
+// uses several threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -57,7 +59,8 @@ void require(bool held, const char* what, int64_t problem) {
 }
 
 template <class T>
-void expect_close(const ExactArray<T>& a, const ExactArray<T>& b, double tolerance, const char* what, int64_t problem) {
+void expect_close(const ExactArray<T>& a, const ExactArray<T>& b, double tolerance,
+                  const char* what, int64_t problem) {
   double largest = 1e-30, difference = 0;
   for (int64_t i = 0; i < a.size; ++i) {
     largest = std::max(largest, std::abs(static_cast<double>(b.get()[i])));
@@ -75,24 +78,28 @@ struct Factors {
 
 // Calls visit(tile) for the tiles of a matrix (n, width), which have each of its cells once.
 template <class T, class F>
-void for_tiles(T* scores, int64_t n, int64_t width, int64_t rows, int64_t columns, Factors<T> factors, const F& visit) {
+void for_tiles(T* scores, int64_t n, int64_t width, int64_t rows, int64_t columns,
+               Factors<T> factors, const F& visit) {
   for (int64_t r = 0; r < n; r += rows)
     for (int64_t c = 0; c < width; c += columns)
-      visit(Tile<T>{scores + r * width + c, width, r, std::min(rows, n - r), c, std::min(columns, width - c),
-                    factors.rows ? factors.rows + r : nullptr, factors.columns ? factors.columns + c : nullptr});
+      visit(Tile<T>{scores + r * width + c, width, r, std::min(rows, n - r), c,
+                    std::min(columns, width - c), factors.rows ? factors.rows + r : nullptr,
+                    factors.columns ? factors.columns + c : nullptr});
 }
 
 // The inverse norms of rows of any lengths.
 template <class T>
 ExactArray<T> inverse_norms(int64_t size) {
   ExactArray<T> made(size);
-  for (int64_t i = 0; i < size; ++i) made[i] = static_cast<T>(std::exp2(static_cast<double>(between(-3, 1))));
+  for (int64_t i = 0; i < size; ++i)
+    made[i] = static_cast<T>(std::exp2(static_cast<double>(between(-3, 1))));
   return made;
 }
 
 template <class T>
 void run(int64_t problem) {
-  const int64_t n = between(1, 40), candidates = between(1, 80), width = candidates + between(0, 20);
+  const int64_t n = between(1, 40), candidates = between(1, 80),
+                width = candidates + between(0, 20);
   const double tolerance = sizeof(T) == 8 ? 1e-11 : 2e-4;
   const auto scores = normal<T>(n * width, chance() ? 1 : 30);
   const auto bias = normal<T>(candidates, 1);
@@ -112,14 +119,25 @@ void run(int64_t problem) {
   for (int64_t i = 0; i < n * candidates; ++i)
     mask[i] = between(0, 9) == 0 && columns[i / candidates] != i % candidates;
   const bool masked = !has_background && chance(), grouped = !has_background && chance();
-  const Cells<T> cells{candidates, diagonal, chance() ? bias.get() : nullptr,
-                       starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
+  const Cells<T> cells{candidates,
+                       diagonal,
+                       chance() ? bias.get() : nullptr,
+                       starts.get(),
+                       columns.get(),
+                       weights.get(),
+                       nullptr,
+                       0,
+                       0,
                        has_background ? background.get() : nullptr,
-                       grouped ? query_groups.get() : nullptr, grouped ? candidate_groups.get() : nullptr,
-                       masked ? mask.get() : nullptr, candidates, 1};
+                       grouped ? query_groups.get() : nullptr,
+                       grouped ? candidate_groups.get() : nullptr,
+                       masked ? mask.get() : nullptr,
+                       candidates,
+                       1};
   const int64_t tile_rows = between(1, n), tile_columns = between(1, width);
   const auto row_factors = inverse_norms<T>(n), column_factors = inverse_norms<T>(width);
-  const Factors<T> factors = chance() ? Factors<T>{row_factors.get(), column_factors.get()} : Factors<T>{};
+  const Factors<T> factors =
+      chance() ? Factors<T>{row_factors.get(), column_factors.get()} : Factors<T>{};
   const auto copy = [&] {
     ExactArray<T> made(scores.size);
     std::copy_n(scores.get(), scores.size, made.get());
@@ -128,16 +146,19 @@ void run(int64_t problem) {
   Report report;
 
   const auto whole_rows = copy(), first_walk = copy(), second_walk = copy();
-  ExactArray<double> logsumexp(n), mass(n), loss(n), tiled_logsumexp(n), tiled_mass(n), tiled_loss(n);
-  softmax_rows(cells, Tile<T>{whole_rows.get(), width, 0, n, 0, width, factors.rows, factors.columns}, row_weights.get(),
-               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  ExactArray<double> logsumexp(n), mass(n), loss(n), tiled_logsumexp(n), tiled_mass(n),
+      tiled_loss(n);
+  softmax_rows(cells,
+               Tile<T>{whole_rows.get(), width, 0, n, 0, width, factors.rows, factors.columns},
+               row_weights.get(), RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   std::fill_n(tiled_logsumexp.get(), n, -INFINITY);
   const RowSums sums{tiled_logsumexp.get(), tiled_mass.get(), tiled_loss.get()};
   for_tiles(first_walk.get(), n, width, tile_rows, tile_columns, factors,
             [&](const Tile<T>& tile) { softmax_tile(cells, tile, sums, report); });
-  for_tiles(second_walk.get(), n, width, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
-    softmax_tile_backward(cells, tile, row_weights.get(), sums.logsumexp, sums.mass, report);
-  });
+  for_tiles(
+      second_walk.get(), n, width, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
+        softmax_tile_backward(cells, tile, row_weights.get(), sums.logsumexp, sums.mass, report);
+      });
   expect_close(tiled_mass, mass, 1e-12, "mass of a softmax in tiles", problem);
   expect_close(tiled_loss, loss, tolerance, "loss of a softmax in tiles", problem);
   expect_close(second_walk, whole_rows, tolerance, "gradient of a softmax in tiles", problem);
@@ -161,8 +182,9 @@ void run(int64_t problem) {
   require(std::abs(triple - 3 * square) <= tolerance * (1 + square), "dot of a multiple", problem);
 }
 
-// The gradient of CLIP's loss must be the mean of two: that of a softmax over the rows of the scores, and that of one
-// over the rows of the transposed scores. Sizes above 256 have more than one stripe of columns (see clip_tile.cpp).
+// The gradient of CLIP's loss must be the mean of two: that of a softmax over the rows of the
+// scores, and that of one over the rows of the transposed scores. Sizes above 256 have more than
+// one stripe of columns (see clip_tile.cpp).
 template <class T>
 void run_clip(int64_t problem) {
   const int64_t n = chance() ? between(1, 40) : between(250, 300);
@@ -171,21 +193,23 @@ void run_clip(int64_t problem) {
   ExactArray<T> by_rows(n * n), by_columns(n * n), first_walk(n * n), second_walk(n * n);
   ExactArray<int64_t> starts(n + 1), columns(n);
   ExactArray<double> ones(n), weights(n), logsumexp(n), mass(n), loss(n);
-  for (int64_t i = 0; i < n; ++i) starts[i + 1] = i + 1, columns[i] = i, ones[i] = 1, weights[i] = (i + 1.0) / n;
+  for (int64_t i = 0; i < n; ++i)
+    starts[i + 1] = i + 1, columns[i] = i, ones[i] = 1, weights[i] = (i + 1.0) / n;
   for (int64_t i = 0; i < n * n; ++i) {
     by_rows[i] = first_walk[i] = second_walk[i] = scores.get()[i];
     by_columns[i % n * n + i / n] = scores.get()[i];
   }
-  const Cells<T> cells{n, kKeep, nullptr, starts.get(), columns.get(), ones.get(), nullptr, 0, 0,
-                       nullptr, nullptr, nullptr, nullptr, 0, 0};
+  const Cells<T> cells{n, kKeep,   nullptr, starts.get(), columns.get(), ones.get(), nullptr, 0,
+                       0, nullptr, nullptr, nullptr,      nullptr,       0,          0};
   const auto row_factors = inverse_norms<T>(n), column_factors = inverse_norms<T>(n);
-  const Factors<T> factors = chance() ? Factors<T>{row_factors.get(), column_factors.get()} : Factors<T>{};
+  const Factors<T> factors =
+      chance() ? Factors<T>{row_factors.get(), column_factors.get()} : Factors<T>{};
   Report report;
-  softmax_rows(cells, Tile<T>{by_rows.get(), n, 0, n, 0, n, factors.rows, factors.columns}, weights.get(),
-               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  softmax_rows(cells, Tile<T>{by_rows.get(), n, 0, n, 0, n, factors.rows, factors.columns},
+               weights.get(), RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   std::fill_n(mass.get(), n, 0.0);  // which the next call adds to
-  softmax_rows(cells, Tile<T>{by_columns.get(), n, 0, n, 0, n, factors.columns, factors.rows}, weights.get(),
-               RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
+  softmax_rows(cells, Tile<T>{by_columns.get(), n, 0, n, 0, n, factors.columns, factors.rows},
+               weights.get(), RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
   for (int64_t i = 0; i < n * n; ++i) by_rows[i] = (by_rows[i] + by_columns[i % n * n + i / n]) / 2;
 
   ExactArray<double> positive(n), row_others(n), column_others(n);
@@ -203,12 +227,15 @@ void run_clip(int64_t problem) {
     pairs[i] = -halves[i] * (std::exp(row_others[i] - row_logsumexp[i]) +
                              std::exp(column_others[i] - column_logsumexp[i]));
   }
-  const Softmax<T> rows(row_logsumexp.get(), halves.get(), n), of_columns(column_logsumexp.get(), halves.get(), n);
-  for_tiles(second_walk.get(), n, n, tile_rows, tile_columns, factors,
-            [&](const Tile<T>& tile) { clip_tile_backward(tile, rows, of_columns, {pairs.get(), n}); });
+  const Softmax<T> rows(row_logsumexp.get(), halves.get(), n),
+      of_columns(column_logsumexp.get(), halves.get(), n);
+  for_tiles(second_walk.get(), n, n, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
+    clip_tile_backward(tile, rows, of_columns, {pairs.get(), n});
+  });
   expect_close(second_walk, by_rows, tolerance, "gradient of pairs in tiles", problem);
 
-  // With fewer pairs, the cells of the others are cells as any other: the softmaxes stay what they are.
+  // With fewer pairs, the cells of the others are cells as any other: the softmaxes stay what they
+  // are.
   const int64_t fewer = between(0, n - 1);
   ExactArray<double> own(fewer), others(n), others_of_columns(n), whole(n), whole_columns(n);
   std::fill_n(others.get(), n, -INFINITY);
@@ -221,8 +248,10 @@ void run_clip(int64_t problem) {
     whole[i] = i < fewer ? log_add(others[i], own[i]) : others[i];
     whole_columns[i] = i < fewer ? log_add(others_of_columns[i], own[i]) : others_of_columns[i];
   }
-  expect_close(whole, row_logsumexp, tolerance, "logsumexp of rows of which some have pairs", problem);
-  expect_close(whole_columns, column_logsumexp, tolerance, "logsumexp of columns of which some have pairs", problem);
+  expect_close(whole, row_logsumexp, tolerance, "logsumexp of rows of which some have pairs",
+               problem);
+  expect_close(whole_columns, column_logsumexp, tolerance,
+               "logsumexp of columns of which some have pairs", problem);
   for_tiles(second_walk.get(), n, n, tile_rows, tile_columns, factors, [&](const Tile<T>& tile) {
     clip_tile_backward(tile, rows, of_columns, {pairs.get(), fewer});
   });
@@ -230,22 +259,26 @@ void run_clip(int64_t problem) {
     const T factor = factors.rows == nullptr ? T(1) : factors.rows[i] * factors.columns[i];
     by_rows[i * n + i] += factor * static_cast<T>(weights[i]);
   }
-  expect_close(second_walk, by_rows, tolerance, "gradient of cells of which some are pairs", problem);
+  expect_close(second_walk, by_rows, tolerance, "gradient of cells of which some are pairs",
+               problem);
 }
 
-// Every thread finds a target outside the candidates; the report is that of the first row that has one.
+// Every thread finds a target outside the candidates; the report is that of the first row that has
+// one.
 void report_of_bad_targets() {
   const int64_t n = 64;
   const auto scores = normal<float>(n * n, 1);
   ExactArray<int64_t> starts(n + 1), columns(n);
   ExactArray<double> weights(n), row_weights(n), logsumexp(n), mass(n), loss(n);
   for (int64_t i = 0; i < n; ++i) starts[i + 1] = i + 1, columns[i] = i < 3 ? 0 : n, weights[i] = 1;
-  const Cells<float> cells{n, kKeep, nullptr, starts.get(), columns.get(), weights.get(), nullptr, 0, 0,
-                           nullptr, nullptr, nullptr, nullptr, 0, 0};
+  const Cells<float> cells{n,       kKeep, nullptr, starts.get(), columns.get(), weights.get(),
+                           nullptr, 0,     0,       nullptr,      nullptr,       nullptr,
+                           nullptr, 0,     0};
   Report report;
   softmax_rows(cells, Tile<float>{scores.get(), n, 0, n, 0, n}, row_weights.get(),
                RowSums{logsumexp.get(), mass.get(), loss.get()}, report);
-  require(report.status == kTargetOutside && report.row == 3 && report.column == n, "report of a bad target", -1);
+  require(report.status == kTargetOutside && report.row == 3 && report.column == n,
+          "report of a bad target", -1);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Loaded before torch: new memory holds NaN of every dtype, and torch's products, as the engine of the CPU calls them,
-// refuse what those of some processors read: what lies between the lines of an operand of 16 bits.
+// Loaded before torch: new memory holds NaN of every dtype, and torch's products, as the engine of
+// the CPU calls them, refuse what those of some processors read: what lies between the lines of an
+// operand of 16 bits.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -22,13 +23,16 @@ Function* of_torch(Function*, const char* name) {
 
 #define OF_TORCH(name) of_torch(decltype (&name)(nullptr), #name)
 
-// Whether something other than 0 lies between the lines of a matrix, which are its rows or its columns.
+// Whether something other than 0 lies between the lines of a matrix, which are its rows or its
+// columns.
 bool has_gaps(AtenTensorHandle matrix) {
   int32_t dtype = 0;
   int64_t *sizes = nullptr, *strides = nullptr;
   void* data = nullptr;
   OF_TORCH(aoti_torch_get_dtype)(matrix, &dtype);
-  if (dtype != OF_TORCH(aoti_torch_dtype_bfloat16)() && dtype != OF_TORCH(aoti_torch_dtype_float16)()) return false;
+  if (dtype != OF_TORCH(aoti_torch_dtype_bfloat16)() &&
+      dtype != OF_TORCH(aoti_torch_dtype_float16)())
+    return false;
   OF_TORCH(aoti_torch_get_sizes)(matrix, &sizes);
   OF_TORCH(aoti_torch_get_strides)(matrix, &strides);
   OF_TORCH(aoti_torch_get_data_ptr)(matrix, &data);
@@ -59,8 +63,9 @@ extern "C" int posix_memalign(void** memory, size_t alignment, size_t size) {
   return status;
 }
 
-extern "C" AOTITorchError aoti_torch_cpu_addmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle a,
-                                                   AtenTensorHandle b, double beta, double alpha) {
+extern "C" AOTITorchError aoti_torch_cpu_addmm_out(AtenTensorHandle out, AtenTensorHandle self,
+                                                   AtenTensorHandle a, AtenTensorHandle b,
+                                                   double beta, double alpha) {
   static const auto genuine = OF_TORCH(aoti_torch_cpu_addmm_out);
   if (has_gaps(a) || has_gaps(b)) {
     std::fputs("a product of 16 bits is given lines with something between them\n", stderr);

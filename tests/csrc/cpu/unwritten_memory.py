@@ -7,6 +7,7 @@ python -m tests.csrc.cpu.unwritten_memory losses bfloat16               # every 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import warnings
 from unittest import mock
@@ -89,7 +90,8 @@ def main() -> None:
             problems(backend, dtype, int(first), int(count))
     operands = ctypes.CDLL(None).operands_of_16_bits
     operands.restype = ctypes.c_int64
-    assert operands() > 0 or "cpu" not in arguments or "bfloat16" not in arguments
+    if {"cpu", "bfloat16"} <= set(arguments) and os.environ["FASTQT_CPU_PRODUCTS"] == "torch":
+        assert operands() > 0  # The engine's own products of bfloat16 are made where processors have such.
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ FASTQT_INLINE void map(T* x, int64_t n, F function) {
 
 }  // namespace
 
-#define FASTQT_DEFINE(name)                                                           \
-  FASTQT_CLONES void map_##name(float* x, int64_t n) {                                \
-    map(x, n, [](float value) FASTQT_ALWAYS_INLINE { return name##_(value); });       \
-  }                                                                                   \
-  FASTQT_CLONES void map_##name(double* x, int64_t n) {                               \
-    map(x, n, [](double value) FASTQT_ALWAYS_INLINE { return name##_(value); });      \
+#define FASTQT_DEFINE(name)                                                      \
+  FASTQT_CLONES void map_##name(float* x, int64_t n) {                           \
+    map(x, n, [](float value) FASTQT_ALWAYS_INLINE { return name##_(value); });  \
+  }                                                                              \
+  FASTQT_CLONES void map_##name(double* x, int64_t n) {                          \
+    map(x, n, [](double value) FASTQT_ALWAYS_INLINE { return name##_(value); }); \
   }
 FASTQT_FOR_FUNCTIONS(FASTQT_DEFINE)
 

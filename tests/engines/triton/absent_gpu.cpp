@@ -1,7 +1,8 @@
 // A CUDA device that is not there, as far as torch asks for one. To be loaded before torch.
 //
-// Torch's fake tensors may be on any device, but autograd asks for that device's streams, which a torch that
-// was built for CPUs has none of. With this it finds a device that has one stream, on which nothing is done.
+// Torch's fake tensors may be on any device, but autograd asks for that device's streams, which a
+// torch that was built for CPUs has none of. With this it finds a device that has one stream, on
+// which nothing is done.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

@@ -1,4 +1,5 @@
-// Calls of the operators that csrc/cpu registers, as torch makes them, and what must hold of their results.
+// Calls of the operators that csrc/cpu registers, as torch makes them, and what must hold of their
+// results.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -38,9 +39,11 @@ inline void require(bool held, const char* what) {
 // The results of an operator, or none where it refuses its arguments.
 inline std::optional<Stack> call(const char* name, Stack stack, bool must_accept) {
   const std::string full = std::string("fastqt::") + name;
-  const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(full.c_str(), "");
+  const c10::OperatorHandle handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow(full.c_str(), "");
   // The dispatcher reads as many arguments as the operator has, whatever the size of the stack.
-  require(stack.size() == handle.schema().arguments().size(), "another number of arguments than the operator has");
+  require(stack.size() == handle.schema().arguments().size(),
+          "another number of arguments than the operator has");
   try {
     handle.callBoxed(stack);
   } catch (const std::exception& error) {
@@ -52,18 +55,26 @@ inline std::optional<Stack> call(const char* name, Stack stack, bool must_accept
   return stack;
 }
 
-inline c10::IValue optional(const std::optional<Tensor>& tensor) { return tensor ? c10::IValue(*tensor) : c10::IValue(); }
+inline c10::IValue optional(const std::optional<Tensor>& tensor) {
+  return tensor ? c10::IValue(*tensor) : c10::IValue();
+}
 
-inline c10::IValue optional(std::optional<int64_t> number) { return number ? c10::IValue(*number) : c10::IValue(); }
+inline c10::IValue optional(std::optional<int64_t> number) {
+  return number ? c10::IValue(*number) : c10::IValue();
+}
 
-inline void require_finite(const Tensor& x, const char* what) { require(at::isfinite(x).all().item<bool>(), what); }
+inline void require_finite(const Tensor& x, const char* what) {
+  require(at::isfinite(x).all().item<bool>(), what);
+}
 
 // a and b are equal up to the rounding errors of sums of few terms of order 1 in `dtype`.
-inline void require_close(const Tensor& a, const Tensor& b, at::ScalarType dtype, const char* what) {
+inline void require_close(const Tensor& a, const Tensor& b, at::ScalarType dtype,
+                          const char* what) {
   if (a.numel() == 0) return;
   // In bfloat16 two orders of a sum may round a score of 50 to numbers that are 0.25 apart.
   const double tolerance = dtype == at::kBFloat16 ? 0.5 : dtype == at::kFloat ? 1e-3 : 1e-9;
-  const double largest = b.abs().max().item<double>(), difference = (a - b).abs().max().item<double>();
+  const double largest = b.abs().max().item<double>(),
+               difference = (a - b).abs().max().item<double>();
   require(difference <= tolerance * (1 + largest), what);
 }
 

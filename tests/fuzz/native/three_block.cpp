@@ -1,5 +1,5 @@
-// The operator of MixCSE's three blocks, with chunks of all sizes and with malformed arguments. A tame problem has
-// finite results, which do not depend on its chunks.
+// The operator of MixCSE's three blocks, with chunks of all sizes and with malformed arguments. A
+// tame problem has finite results, which do not depend on its chunks.
 #include <functional>
 #include <string_view>
 
@@ -8,28 +8,31 @@
 namespace fuzz {
 namespace {
 
-// Above 32 rows a chunk has more than one piece (see three_block_tile.cpp). The input as a whole decides: a mutation of
-// a large problem is hardly ever another one.
+// Above 32 rows a chunk has more than one piece (see three_block_tile.cpp). The input as a whole
+// decides: a mutation of a large problem is hardly ever another one.
 void run(Source& source, bool large) {
   const int64_t N = large ? source.between(63, 67) : 1 + source.size(16), D = source.size(6);
   const at::ScalarType dtype = source.dtype();
   const Tensor queries = source.tensor({N, D}, dtype), candidates = source.tensor({N, D}, dtype);
   const Tensor shares = source.contiguous({4, N}, dtype);
   const double scale = source.number(), own_mixture_weight = source.number();
-  const bool third_block = source.flag(), masks_excluded = source.flag(), stop_gradient = source.flag();
+  const bool third_block = source.flag(), masks_excluded = source.flag(),
+             stop_gradient = source.flag();
   const int64_t rows = source.wild() ? source.any_integer() : source.between(1, N + 1);
   const auto maybe = [&](std::vector<int64_t> sizes, at::ScalarType kind) {
-    return source.flag() ? std::optional<Tensor>(source.contiguous(std::move(sizes), kind)) : std::nullopt;
+    return source.flag() ? std::optional<Tensor>(source.contiguous(std::move(sizes), kind))
+                         : std::nullopt;
   };
-  const auto weights = source.tame ? std::optional<Tensor>(source.contiguous({N}, at::kDouble)) : maybe({N}, at::kDouble);
-  const auto dqueries = maybe({N, D}, dtype), dcandidates = maybe({N, D}, dtype), dshares = maybe({4, N}, dtype),
-             dscale = maybe({}, at::kDouble);
+  const auto weights = source.tame ? std::optional<Tensor>(source.contiguous({N}, at::kDouble))
+                                   : maybe({N}, at::kDouble);
+  const auto dqueries = maybe({N, D}, dtype), dcandidates = maybe({N, D}, dtype),
+             dshares = maybe({4, N}, dtype), dscale = maybe({}, at::kDouble);
   const Tensor loss = source.contiguous({N}, at::kDouble);
   const auto walk = [&](int64_t chunk_rows) {
     return call("three_block_walk_",
-                {queries, candidates, shares, scale, third_block, masks_excluded, own_mixture_weight, stop_gradient,
-                 chunk_rows, loss, optional(weights), optional(dqueries), optional(dcandidates), optional(dshares),
-                 optional(dscale)},
+                {queries, candidates, shares, scale, third_block, masks_excluded,
+                 own_mixture_weight, stop_gradient, chunk_rows, loss, optional(weights),
+                 optional(dqueries), optional(dcandidates), optional(dshares), optional(dscale)},
                 source.tame);
   };
   walk(rows);
@@ -54,7 +57,8 @@ void run(Source& source, bool large) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   fuzz::Source source(data, size);
-  const std::size_t hash = std::hash<std::string_view>()({reinterpret_cast<const char*>(data), size});
+  const std::size_t hash =
+      std::hash<std::string_view>()({reinterpret_cast<const char*>(data), size});
   fuzz::run(source, hash % 64 == 0);
   return 0;
 }

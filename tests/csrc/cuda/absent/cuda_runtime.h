@@ -1,4 +1,5 @@
-// The part of the CUDA runtime that operators call, for two devices that are not there. Calls are noted.
+// The part of the CUDA runtime that operators call, for two devices that are not there. Calls are
+// noted.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +21,7 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value);
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t bytes);
-cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 blocks, dim3 threads, void** arguments, size_t bytes,
-                                        cudaStream_t);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
+                                                          int threads, size_t bytes);
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 blocks, dim3 threads,
+                                        void** arguments, size_t bytes, cudaStream_t);

@@ -1,4 +1,5 @@
-// Two CUDA devices that are not there, as far as torch asks; their tensors are in the host's memory.
+// Two CUDA devices that are not there, as far as torch asks; their tensors are in the host's
+// memory.
 //
 // To be loaded before torch, which was built for CPUs.
 #include <ATen/EmptyTensor.h>
@@ -27,7 +28,9 @@ struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::kCUDA> {
   void setDevice(Device device) const override { current = device.index(); }
   void uncheckedSetDevice(Device device) const noexcept override { current = device.index(); }
   DeviceIndex deviceCount() const noexcept override { return 2; }
-  Stream getStream(Device device) const noexcept override { return Stream(Stream::DEFAULT, device); }
+  Stream getStream(Device device) const noexcept override {
+    return Stream(Stream::DEFAULT, device);
+  }
   Stream exchangeStream(Stream stream) const noexcept override { return stream; }
 };
 
@@ -39,12 +42,15 @@ struct Allocator : c10::Allocator {
     return {memory, memory, &std::free, Device(c10::kCUDA, current)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 };
 Allocator allocator;
 
-at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                 std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(device.value_or(Device(c10::kCUDA, current)));
   const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);

@@ -1,5 +1,5 @@
-// What cuda_runtime.h declares beside this file. Its current device is its own, as that of a runtime that is
-// linked statically is: what torch makes the current device does not reach it.
+// What cuda_runtime.h declares beside this file. Its current device is its own, as that of a
+// runtime that is linked statically is: what torch makes the current device does not reach it.
 #include "cuda_runtime.h"
 
 #include <string>
@@ -56,12 +56,16 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device) {
   *value = 2 + device;
   return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return note("cudaFuncSetAttribute", here()); }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+  return note("cudaFuncSetAttribute", here());
+}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
   *blocks = 1;
   return note("cudaOccupancyMaxActiveBlocksPerMultiprocessor", here());
 }
-cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 blocks, dim3, void**, size_t, cudaStream_t stream) {
-  return note("cudaLaunchCooperativeKernel", here() + ", stream " + std::to_string(uintptr_t(stream)) + ", blocks " +
+cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 blocks, dim3, void**, size_t,
+                                        cudaStream_t stream) {
+  return note("cudaLaunchCooperativeKernel", here() + ", stream " +
+                                                 std::to_string(uintptr_t(stream)) + ", blocks " +
                                                  std::to_string(blocks.x));
 }

@@ -1,5 +1,5 @@
-// The module small_host for Python. It names each field of SmallProblem that a test sets, so that a field that is
-// renamed or gets another type fails to compile here.
+// The module small_host for Python. It names each field of SmallProblem that a test sets, so that a
+// field that is renamed or gets another type fails to compile here.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -16,28 +16,35 @@ using fastqt::cuda::Tiles;
 
 namespace {
 
-// Sets a pointer of a problem to the elements of an array, which must be those that the pointer wants, and
-// contiguous. They are not converted: the kernel writes through pointers to elements that are not const.
+// Sets a pointer of a problem to the elements of an array, which must be those that the pointer
+// wants, and contiguous. They are not converted: the kernel writes through pointers to elements
+// that are not const.
 template <class Element>
 void set_pointer(Element*& pointer, const std::string& name, const py::array& array) {
   using Value = std::remove_const_t<Element>;
   if constexpr (!std::is_void_v<Value>)
     if (!array.dtype().equal(py::dtype::of<Value>()))
-      throw py::type_error(name + ": want " + std::string(py::str(py::dtype::of<Value>())) + ", got " +
-                           std::string(py::str(array.dtype())));
-  if (!(array.flags() & py::array::c_style)) throw py::value_error(name + ": want a contiguous array");
+      throw py::type_error(name + ": want " + std::string(py::str(py::dtype::of<Value>())) +
+                           ", got " + std::string(py::str(array.dtype())));
+  if (!(array.flags() & py::array::c_style))
+    throw py::value_error(name + ": want a contiguous array");
   if constexpr (std::is_const_v<Element>) {
     pointer = static_cast<Element*>(array.data());
   } else {
-    pointer = static_cast<Element*>(const_cast<py::array&>(array).mutable_data());  // raises if it is read-only
+    pointer = static_cast<Element*>(
+        const_cast<py::array&>(array).mutable_data());  // raises if it is read-only
   }
 }
 
 // Binds a pointer as a property that takes an array, which lives as long as the problem.
 template <class Element>
-void bind_pointer(py::class_<SmallProblem>& problem, const char* name, Element* SmallProblem::*field) {
-  const auto set = [=](SmallProblem& p, const py::array& array) { set_pointer(p.*field, name, array); };
-  problem.def_property(name, nullptr, py::cpp_function(set, py::is_method(problem), py::keep_alive<1, 2>()));
+void bind_pointer(py::class_<SmallProblem>& problem, const char* name,
+                  Element* SmallProblem::* field) {
+  const auto set = [=](SmallProblem& p, const py::array& array) {
+    set_pointer(p.*field, name, array);
+  };
+  problem.def_property(name, nullptr,
+                       py::cpp_function(set, py::is_method(problem), py::keep_alive<1, 2>()));
 }
 
 py::tuple numbers(const Area& area) {
@@ -83,10 +90,11 @@ PYBIND11_MODULE(small_host, module) {
   bind_pointer(problem, "drow_negatives", &SmallProblem::drow_negatives);
   bind_pointer(problem, "dscale", &SmallProblem::dscale);
 
-  module.def("run", [](const SmallProblem& p, const std::string& arithmetic, int blocks, uint64_t seed) {
-    const std::string error = fastqt::host::run(p, arithmetic, blocks, seed);
-    if (!error.empty()) throw std::runtime_error(error);
-  });
+  module.def("run",
+             [](const SmallProblem& p, const std::string& arithmetic, int blocks, uint64_t seed) {
+               const std::string error = fastqt::host::run(p, arithmetic, blocks, seed);
+               if (!error.empty()) throw std::runtime_error(error);
+             });
   module.def("chosen_tiles", &fastqt::host::chosen_tiles);
   module.def("shared_bytes", &fastqt::host::shared_bytes);
   module.def("largest_tile", [](const std::string& arithmetic) {
@@ -95,7 +103,8 @@ PYBIND11_MODULE(small_host, module) {
   });
   module.def("areas", [](int index, int m16_tiles, int down, int n8_tiles, int across) {
     py::list found;
-    for (const Area& area : fastqt::host::areas(index, m16_tiles, down, n8_tiles, across)) found.append(numbers(area));
+    for (const Area& area : fastqt::host::areas(index, m16_tiles, down, n8_tiles, across))
+      found.append(numbers(area));
     return found;
   });
 }

@@ -24,7 +24,8 @@ std::vector<unsigned char*>& free_stacks() {
 unsigned char* take_stack() {
   auto& stacks = free_stacks();
   if (stacks.empty()) {
-    void* fresh = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* fresh = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (fresh == MAP_FAILED) std::abort();
     return static_cast<unsigned char*>(fresh);
   }
@@ -35,7 +36,9 @@ unsigned char* take_stack() {
 
 // AddressSanitizer must be told which stack is in use.
 #if defined(__SANITIZE_ADDRESS__)
-void announce_switch(const void* stack, size_t bytes) { __sanitizer_start_switch_fiber(nullptr, stack, bytes); }
+void announce_switch(const void* stack, size_t bytes) {
+  __sanitizer_start_switch_fiber(nullptr, stack, bytes);
+}
 void announce_arrival(const void** stack_before, size_t* bytes_before) {
   __sanitizer_finish_switch_fiber(nullptr, stack_before, bytes_before);
 }
@@ -49,13 +52,8 @@ void announce_arrival(const void**, size_t*) {}
 Grid* grid = nullptr;
 
 Grid::Grid(int blocks, int threads, int shared_bytes, uint64_t seed)
-    : blocks(blocks),
-      threads(threads),
-      warps_per_block_(threads / 32),
-      shared_bytes_(shared_bytes),
-      random_(seed),
-      fibres_(blocks * threads),
-      warps_(blocks * warps_per_block_),
+    : blocks(blocks), threads(threads), warps_per_block_(threads / 32), shared_bytes_(shared_bytes),
+      random_(seed), fibres_(blocks * threads), warps_(blocks * warps_per_block_),
       arrived_in_block_(blocks, 0) {
   for (int n = 0; n < blocks * threads; ++n) {
     Fibre& fibre = fibres_[n];
@@ -66,7 +64,8 @@ Grid::Grid(int blocks, int threads, int shared_bytes, uint64_t seed)
     wake(&fibre);
   }
   for (int n = 0; n < blocks; ++n) {
-    shared_.push_back(static_cast<unsigned char*>(std::aligned_alloc(128, (shared_bytes + 127) / 128 * 128)));
+    shared_.push_back(
+        static_cast<unsigned char*>(std::aligned_alloc(128, (shared_bytes + 127) / 128 * 128)));
     std::memset(shared_.back(), 0xff, shared_bytes);  // NaN in every format
   }
 }
@@ -87,7 +86,8 @@ std::string Grid::run(const std::function<void()>& body) {
 
 void Grid::enter() {
   const bool is_first = grid->outside_stack_ == nullptr;
-  announce_arrival(is_first ? &grid->outside_stack_ : nullptr, is_first ? &grid->outside_bytes_ : nullptr);
+  announce_arrival(is_first ? &grid->outside_stack_ : nullptr,
+                   is_first ? &grid->outside_bytes_ : nullptr);
   grid->body_();
   grid->leave();
 }
@@ -98,7 +98,8 @@ void Grid::leave() {
 }
 
 void Grid::fail(const std::string& what) {
-  error_ = what + " (block " + std::to_string(self->block) + ", thread " + std::to_string(self->thread) + ")";
+  error_ = what + " (block " + std::to_string(self->block) + ", thread " +
+           std::to_string(self->thread) + ")";
   finish();
 }
 
@@ -115,12 +116,14 @@ void Grid::wake(Fibre* fibre) {
 
 Fibre* Grid::next() {
   if (runnable_warps_.empty()) fail("some threads wait for ever");
-  if (turn_ < 0 || warps_[turn_].runnable.empty()) turn_ = runnable_warps_[random_() % runnable_warps_.size()];
+  if (turn_ < 0 || warps_[turn_].runnable.empty())
+    turn_ = runnable_warps_[random_() % runnable_warps_.size()];
   auto& lanes = warps_[turn_].runnable;
   std::swap(lanes[random_() % lanes.size()], lanes.back());
   Fibre* const fibre = lanes.back();
   lanes.pop_back();
-  if (lanes.empty()) runnable_warps_.erase(std::find(runnable_warps_.begin(), runnable_warps_.end(), turn_));
+  if (lanes.empty())
+    runnable_warps_.erase(std::find(runnable_warps_.begin(), runnable_warps_.end(), turn_));
   return fibre;
 }
 

@@ -1,9 +1,9 @@
-// Executes a grid of CUDA threads on one CPU thread. Each CUDA thread is a fibre, which runs until it must wait for
-// others.
+// Executes a grid of CUDA threads on one CPU thread. Each CUDA thread is a fibre, which runs until
+// it must wait for others.
 //
-// The order is random, and as unfair as that of a GPU may be: a warp runs, its lanes in any order, until all of its
-// lanes wait at a barrier of their block or grid, and only then another warp runs. A missing barrier, which a GPU
-// might not show for a long time, gives wrong results here at once.
+// The order is random, and as unfair as that of a GPU may be: a warp runs, its lanes in any order,
+// until all of its lanes wait at a barrier of their block or grid, and only then another warp runs.
+// A missing barrier, which a GPU might not show for a long time, gives wrong results here at once.
 #pragma once
 
 #include <csetjmp>
@@ -67,14 +67,16 @@ class Grid {
     Out out{};
     Warp& warp = warps_[self->block * warps_per_block_ + self->thread / 32];
     if (warp.arrived == 0) warp.operation = operation;
-    if (warp.operation != operation) fail(std::string(operation) + " meets " + warp.operation + " in a warp");
+    if (warp.operation != operation)
+      fail(std::string(operation) + " meets " + warp.operation + " in a warp");
     warp.inputs[self->lane()] = &in;
     warp.outputs[self->lane()] = &out;
     if (++warp.arrived < 32) {
       wait();
     } else {
       warp.arrived = 0;
-      compute(reinterpret_cast<const In* const*>(warp.inputs), reinterpret_cast<Out* const*>(warp.outputs));
+      compute(reinterpret_cast<const In* const*>(warp.inputs),
+              reinterpret_cast<Out* const*>(warp.outputs));
       for (Fibre* lane : warp.lanes)
         if (lane != self) wake(lane);
     }

@@ -30,15 +30,19 @@ std::string run(SmallProblem problem, const std::string& arithmetic, int blocks,
     constexpr int kElementBytes = sizeof(typename P::Value);
     if (problem.tiles.splits == 0) problem.tiles = choose_tiles(problem, P::kCosts, blocks);
     const int64_t bytes = lay_out_workspace(problem, kElementBytes, nullptr);
-    const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(16, bytes), &std::free);
+    const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(16, bytes),
+                                                             &std::free);
     std::memset(memory.get(), 0xff, bytes);  // NaN in every format
     lay_out_workspace(problem, kElementBytes, memory.get());
-    return Grid(blocks, kThreads, SmallKernel<P>::kSharedBytes, seed).run([&] { small_kernel<P>(problem); });
+    return Grid(blocks, kThreads, SmallKernel<P>::kSharedBytes, seed).run([&] {
+      small_kernel<P>(problem);
+    });
   });
 }
 
 Tiles chosen_tiles(const SmallProblem& problem, const std::string& arithmetic, int blocks) {
-  return with_arithmetic(arithmetic, [&]<class P>(P) { return choose_tiles(problem, P::kCosts, blocks); });
+  return with_arithmetic(arithmetic,
+                         [&]<class P>(P) { return choose_tiles(problem, P::kCosts, blocks); });
 }
 
 TileCosts tile_costs(const std::string& arithmetic) {

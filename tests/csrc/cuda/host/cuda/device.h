@@ -1,4 +1,5 @@
-// Replaces csrc/cuda/device.h on a CPU: the operations of a GPU that the kernels use, carried out lane by lane.
+// Replaces csrc/cuda/device.h on a CPU: the operations of a GPU that the kernels use, carried out
+// lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -43,11 +44,13 @@ X shuffle_xor(X x, int lanes) {
 }
 
 inline uint32_t ballot(bool yes) {
-  return grid->together<bool, uint32_t>("ballot", yes, [](const bool* const* in, uint32_t* const* out) {
-    uint32_t votes = 0;
-    for (int lane = 0; lane < 32; ++lane) votes |= uint32_t{*in[lane]} << lane;
-    for (int lane = 0; lane < 32; ++lane) *out[lane] = votes;
-  });
+  return grid->together<bool, uint32_t>("ballot", yes,
+                                        [](const bool* const* in, uint32_t* const* out) {
+                                          uint32_t votes = 0;
+                                          for (int lane = 0; lane < 32; ++lane)
+                                            votes |= uint32_t{*in[lane]} << lane;
+                                          for (int lane = 0; lane < 32; ++lane) *out[lane] = votes;
+                                        });
 }
 
 inline void require(bool holds, const char* what) {
@@ -59,7 +62,8 @@ inline void carry_out(const host::Copy& copy) {
   std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, 16 - copy.bytes);
 }
 
-// An asynchronous copy takes place at once or when it is awaited, at random: the kernel may count on neither.
+// An asynchronous copy takes place at once or when it is awaited, at random: the kernel may count
+// on neither.
 inline void cp_async_16B(void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
     grid->fail("cp_async_16B: want addresses that are multiples of 16");
@@ -71,7 +75,9 @@ inline void commit_copies() { ++grid->self->groups; }
 template <int kPending>
 void await_copies() {
   auto& copies = grid->self->copies;
-  const auto due = [](const host::Copy& copy) { return copy.group < grid->self->groups - kPending; };
+  const auto due = [](const host::Copy& copy) {
+    return copy.group < grid->self->groups - kPending;
+  };
   for (const host::Copy& copy : copies)
     if (due(copy)) carry_out(copy);
   copies.erase(std::remove_if(copies.begin(), copies.end(), due), copies.end());
@@ -82,7 +88,8 @@ struct Four32 {
 };
 
 inline void load_matrices(uint32_t (&out)[4], const void* row, bool transposed) {
-  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) grid->fail("load_matrices: want addresses that are multiples of 16");
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0)
+    grid->fail("load_matrices: want addresses that are multiples of 16");
   const auto compute = [=](const void* const* const* rows, Four32* const* out) {
     for (int lane = 0; lane < 32; ++lane)
       for (int matrix = 0; matrix < 4; ++matrix) {
@@ -95,11 +102,14 @@ inline void load_matrices(uint32_t (&out)[4], const void* row, bool transposed) 
         out[lane]->at[matrix] = pair;
       }
   };
-  const auto result = grid->together<const void*, Four32>(transposed ? "ldmatrix.trans" : "ldmatrix", row, compute);
+  const auto result =
+      grid->together<const void*, Four32>(transposed ? "ldmatrix.trans" : "ldmatrix", row, compute);
   std::memcpy(out, result.at, sizeof out);
 }
 inline void load_matrices(uint32_t (&out)[4], const void* row) { load_matrices(out, row, false); }
-inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) { load_matrices(out, row, true); }
+inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
+  load_matrices(out, row, true);
+}
 
 inline float from_bits(uint32_t bits) {
   float x;
@@ -114,7 +124,8 @@ inline uint32_t bits_of(float x) {
 
 inline float rounded_product(float a, float b) { return a * b; }
 
-// The bits of x rounded to the nearest number whose lowest `count` bits are 0; ties go to even, or away from 0.
+// The bits of x rounded to the nearest number whose lowest `count` bits are 0; ties go to even, or
+// away from 0.
 inline uint32_t without_bits(float x, int count, bool ties_to_even) {
   const uint32_t bits = bits_of(x);
   if (std::isnan(x)) return bits | 0x400000u;
@@ -157,10 +168,11 @@ struct Fragments {
   uint32_t a[4], b[2];
 };
 
-// sum (16, 8) += a (16, kDepth) b (kDepth, 8): `a_at(in, row, depth)` and `b_at(in, depth, column)` find elements.
+// sum (16, 8) += a (16, kDepth) b (kDepth, 8): `a_at(in, row, depth)` and `b_at(in, depth, column)`
+// find elements.
 template <int kDepth, class A, class B>
-void multiply_fragments(const char* name, float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                        const A& a_at, const B& b_at) {
+void multiply_fragments(const char* name, float (&sum)[4], const uint32_t (&a)[4],
+                        const uint32_t (&b)[2], const A& a_at, const B& b_at) {
   Fragments own;
   std::memcpy(own.sum, sum, sizeof sum);
   std::memcpy(own.a, a, sizeof a);
@@ -168,20 +180,21 @@ void multiply_fragments(const char* name, float (&sum)[4], const uint32_t (&a)[4
   struct Result {
     float sum[4];
   };
-  const auto result = grid->together<Fragments, Result>(name, own, [&](const Fragments* const* in, Result* const* out) {
-    float a_matrix[16][kDepth], b_matrix[kDepth][8];
-    for (int k = 0; k < kDepth; ++k) {
-      for (int i = 0; i < 16; ++i) a_matrix[i][k] = a_at(in, i, k);
-      for (int j = 0; j < 8; ++j) b_matrix[k][j] = b_at(in, k, j);
-    }
-    for (int lane = 0; lane < 32; ++lane)
-      for (int n = 0; n < 4; ++n) {
-        const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
-        float total = in[lane]->sum[n];
-        for (int k = 0; k < kDepth; ++k) total += a_matrix[row][k] * b_matrix[k][column];
-        out[lane]->sum[n] = total;
-      }
-  });
+  const auto result = grid->together<Fragments, Result>(
+      name, own, [&](const Fragments* const* in, Result* const* out) {
+        float a_matrix[16][kDepth], b_matrix[kDepth][8];
+        for (int k = 0; k < kDepth; ++k) {
+          for (int i = 0; i < 16; ++i) a_matrix[i][k] = a_at(in, i, k);
+          for (int j = 0; j < 8; ++j) b_matrix[k][j] = b_at(in, k, j);
+        }
+        for (int lane = 0; lane < 32; ++lane)
+          for (int n = 0; n < 4; ++n) {
+            const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
+            float total = in[lane]->sum[n];
+            for (int k = 0; k < kDepth; ++k) total += a_matrix[row][k] * b_matrix[k][column];
+            out[lane]->sum[n] = total;
+          }
+      });
   std::memcpy(sum, result.sum, sizeof sum);
 }
 
@@ -197,7 +210,9 @@ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
       [](const Fragments* const* in, int i, int k) {
         return half_of<T>(in[i % 8 * 4 + k % 8 / 2]->a[i / 8 + k / 8 * 2], k % 2);
       },
-      [](const Fragments* const* in, int k, int j) { return half_of<T>(in[j * 4 + k % 8 / 2]->b[k / 8], k % 2); });
+      [](const Fragments* const* in, int k, int j) {
+        return half_of<T>(in[j * 4 + k % 8 / 2]->b[k / 8], k % 2);
+      });
 }
 
 inline void multiply_add_tf32(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -205,7 +220,9 @@ inline void multiply_add_tf32(float (&sum)[4], const uint32_t (&a)[4], const uin
   const auto value = [](uint32_t bits) { return from_bits(bits & ~0x1fffu); };
   multiply_fragments<8>(
       "mma tf32", sum, a, b,
-      [&](const Fragments* const* in, int i, int k) { return value(in[i % 8 * 4 + k % 4]->a[i / 8 + k / 4 * 2]); },
+      [&](const Fragments* const* in, int i, int k) {
+        return value(in[i % 8 * 4 + k % 4]->a[i / 8 + k / 4 * 2]);
+      },
       [&](const Fragments* const* in, int k, int j) { return value(in[j * 4 + k % 4]->b[k / 4]); });
 }
 
