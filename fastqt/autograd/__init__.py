@@ -17,7 +17,7 @@ from torch._C._functorch import unwrap_if_dead
 
 from fastqt.autograd import transformed
 from fastqt.autograd.traced import TracedEngine
-from fastqt.autograd.walked import Walked
+from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import check_backward
 from fastqt.devices import accumulation_dtype, is_described, on_gpu
 from fastqt.engines import Computation, Engine
@@ -43,7 +43,7 @@ def loss_of(
         scaled_by: the engine that multiplies the gradients, where it is not what computes them.
     """
     recorded = is_traced(p.queries)
-    traced = recorded and isinstance(computed_by, (Engine, Walked))
+    traced = recorded and isinstance(computed_by, (Engine, WalkedOperator))
     computation: Computation
     if not isinstance(computed_by, Engine):
         computation = computed_by

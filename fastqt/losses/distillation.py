@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.autograd.walked import Walked
+from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option, check_scale
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
@@ -232,4 +232,4 @@ def _divergence(log_T: Tensor, log_P: Tensor) -> tuple[Tensor, Tensor]:
     return (d_scores + T * u).sum(1, dtype=accumulation_dtype(T.device)), d_scores
 
 
-DISTILLATION = Walked("distillation", DistillationProblem, _walk)
+DISTILLATION = WalkedOperator("distillation", DistillationProblem, _walk)

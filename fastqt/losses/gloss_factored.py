@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from typing_extensions import NamedTuple
 
+from fastqt.autograd.walked import Walked, adding
 from fastqt.devices import accumulation_dtype
 from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
-from fastqt.losses.adding_walk import AddingWalk
 
 CHUNK_BYTES = 24 * 2**20  # of the sentences' scores
 # Each term of a sum of exponentials is at most 1. In a sum below this bound, terms that float32 has lost
@@ -138,4 +138,4 @@ def _walk(p: PositionalProblem, row_weights: Tensor | None, gradients: Positiona
     return losses if of_position is None else losses * of_position
 
 
-FACTORED = AddingWalk(_walk)  # Each of its functions may raise ScoresTooFarApartError.
+FACTORED = Walked(adding(_walk))  # Each of its functions may raise ScoresTooFarApartError.

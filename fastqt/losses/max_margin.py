@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.autograd.walked import Walked
+from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import check_embeddings, check_flag, check_number, check_option, require
 from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.group import Group, GroupLike
@@ -245,4 +245,4 @@ def _walk(p: MaxMarginProblem, row_weights: Tensor | None, needs: MaxMarginNeeds
     return losses, (d_queries, d_candidates)
 
 
-MAX_MARGIN = Walked("max_margin", MaxMarginProblem, _walk)
+MAX_MARGIN = WalkedOperator("max_margin", MaxMarginProblem, _walk)

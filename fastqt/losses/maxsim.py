@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.autograd.walked import Walked
+from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import (
     check_embeddings,
     check_flag,
@@ -379,4 +379,4 @@ def _add_gradients(
             d_documents[block] += bags.view(-1, U, D)
 
 
-MAXSIM = Walked("maxsim", MaxSimProblem, _walk)
+MAXSIM = WalkedOperator("maxsim", MaxSimProblem, _walk)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.autograd.walked import Walked
+from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import INTEGERS, check_embeddings, check_option, check_scale, check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.agreement import agree_on_rows
@@ -185,4 +185,4 @@ def _chunks(p: NegativeSamplingProblem) -> Iterator[slice]:
         yield slice(start, start + height)
 
 
-NEGATIVE_SAMPLING = Walked("negative_sampling", NegativeSamplingProblem, _walk)
+NEGATIVE_SAMPLING = WalkedOperator("negative_sampling", NegativeSamplingProblem, _walk)

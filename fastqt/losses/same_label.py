@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import NamedTuple
 
+from fastqt.autograd.walked import Walked, adding
 from fastqt.devices import accumulation_dtype
 from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
-from fastqt.losses.adding_walk import AddingWalk
 from fastqt.losses.positives import Block, Positives
 from fastqt.torch_modes import tf32_allowed, without_autocast
 
@@ -186,4 +186,4 @@ def _scores(p: SameLabelProblem, tile: _Tile) -> Tensor:
     return (tile.products * p.scale).masked_fill_(tile.no_positive, -torch.inf)
 
 
-SAME_LABEL = AddingWalk(_walk)
+SAME_LABEL = Walked(adding(_walk))
