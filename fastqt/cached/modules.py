@@ -43,15 +43,15 @@ def modules_of(name: str, encoder: object, modules: Sequence[nn.Module] | None) 
 def _held_modules(encoder: object) -> list[nn.Module]:
     modules: list[nn.Module] = []
     seen: dict[int, object] = {}  # by identity; the values keep identities from being used again
-    left = [encoder]
+    left: list[Any] = [encoder]
     while left:
         value = left.pop()
         if id(value) in seen:
             continue
         seen[id(value)] = value
         if issubclass(type(value), nn.Module):  # of a weak proxy, which may be dead, nothing is asked
-            modules.append(value)  # type: ignore[arg-type]
-            seen |= {id(part): part for part in value.modules()}  # type: ignore[attr-defined]
+            modules.append(value)
+            seen |= {id(part): part for part in value.modules()}
         left += _held_by(value)
     return modules
 

@@ -38,4 +38,4 @@ def _refusal(name: str, oldest: str, extra: str, version: str) -> str:
 
 def _numbers(version: str) -> list[int]:
     """The numbers at the beginning of a version, such as [6, 0] of "6.0.dev1"."""
-    return [int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number]  # type: ignore[index]
+    return [int(number) for number in re.split(r"[^\d.]", version)[0].split(".") if number]

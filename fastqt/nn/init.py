@@ -84,6 +84,11 @@ class Redrawn(nn.Module):
 
     replaces = False
 
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.replaces = True
+        self.reset_parameters()
+
     def reset_parameters(self) -> None:
         """Sets the initial values."""
         if self.replaces:
@@ -103,11 +108,6 @@ class PaperGRU(Redrawn, GRU):
     of the gates r, z, and (W + H, H) of the candidate n. The biases are 1 (r, z) and 0 (n).
     """
 
-    def __init__(self, *sizes: int, **options: Any) -> None:
-        super().__init__(*sizes, **options)
-        self.replaces = True
-        self.reset_parameters()
-
     def redraw(self) -> None:
         H = self.hidden_size
         for name, values in (*self.named_parameters(), *self.named_buffers()):
@@ -125,11 +125,6 @@ class PaperLSTM(Redrawn, nn.LSTM):
 
     The bias of the forget gate is 1, the others are 0.
     """
-
-    def __init__(self, *sizes: int, **options: Any) -> None:
-        super().__init__(*sizes, **options)
-        self.replaces = True
-        self.reset_parameters()
 
     def redraw(self) -> None:
         H = self.hidden_size
@@ -149,7 +144,7 @@ class GlorotLinear(Redrawn, nn.Linear):
     """
 
     def __init__(self, in_features: int, out_features: int, blocks: int = 1) -> None:
-        super().__init__(in_features, out_features)
+        nn.Linear.__init__(self, in_features, out_features)  # which draws torch's values alone
         self.blocks, self.replaces = blocks, True
 
     def redraw(self) -> None:

@@ -170,8 +170,7 @@ def _is_label(value: object) -> bool:
 
 
 def _is_list(value: object) -> bool:
-    listed = isinstance(value, (list, tuple, Tensor, np.ndarray))
-    return listed and len(value) > 0  # type: ignore[arg-type]
+    return isinstance(value, (list, tuple, Tensor, np.ndarray)) and len(value) > 0
 
 
 def _any_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
