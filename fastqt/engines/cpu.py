@@ -33,6 +33,7 @@ from fastqt.problem import (
     target_error,
 )
 from fastqt.steps import even_step
+from fastqt.torch_modes import is_traced
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 # The same of scores in bfloat16, where products are fastqt's own, and as fast with fewer rows: the scores of
@@ -91,8 +92,10 @@ def _scores_few_targets(p: AnyProblem) -> bool:
     if p.prefix_dims:  # whose gradients are added up before they are multiplied
         return False
     columns = p.targets.columns
+    if columns is None or is_traced(p.queries):  # One graph serves all sizes, where few are so small.
+        return columns is not None
     cells = p.queries.shape[0] * p.candidates.shape[0]
-    return columns is not None and CELLS_PER_TARGET * columns.shape[0] <= cells
+    return CELLS_PER_TARGET * columns.shape[0] <= cells
 
 
 def gradients_in_forward(p: Problem) -> bool:
