@@ -111,7 +111,9 @@ def check(
             wanted = with_gradients(lambda numbers=numbers, **x: call(numbers, x), inputs)
         found = with_gradients(lambda numbers=numbers, **x: of_graph(numbers, x), copied(inputs))
         for a, b in zip(found, wanted, strict=True):
-            assert relative(a, b) < error, (rows, a, b)
+            # The loss and a scale's gradient are sums of terms of about 1, which are rounded and may cancel.
+            least = 0.0 if b.dim() else 1.0
+            assert (a - b).abs().max() < error * max(b.abs().max(), least), (rows, a, b)
 
 
 @pytest.mark.parametrize("make", [nn.CLIPLoss, pytest.param(nn.SigLIPLoss, marks=pytest.mark.slow)])
