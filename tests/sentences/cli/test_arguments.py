@@ -6,12 +6,15 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
-from fastqt.sentences.cli import COMMANDS
+import fastqt
+from fastqt import compiling
+from fastqt.compiling import Compiled
+from fastqt.sentences.cli import COMMANDS, main
 from fastqt.sentences.cli.arguments import build_parser
+from fastqt.sentences.cli.compilation import LOSSES
 from fastqt.sentences.runs.config import CHANGEABLE_ON_RESUME, MOVABLE, TrainConfig
-
-HEAVY = ("torch", "numpy", "tokenizers", "tqdm")
 
 
 def test_help_version_and_errors_import_no_torch():
@@ -21,7 +24,7 @@ def test_help_version_and_errors_import_no_torch():
         "for words in (['--help'], ['--version'], ['train', '--help'], ['evaluate'], []):\n"
         "    with contextlib.suppress(SystemExit):\n"
         "        main(words)\n"
-        f"    print('heavy:', [name for name in {HEAVY} if name in sys.modules])"
+        "    print('heavy:', sorted({'torch', 'numpy', 'tokenizers', 'tqdm'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.count("heavy: []\n") == done.stdout.count("heavy:") == 5
@@ -49,9 +52,8 @@ def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
     groups = ["data", "model", "loss", "pairs", "optimisation", "run"]
     assert [*shown] == ["positional arguments", "options", *groups]
     assert shown.pop("options") == ["out", "resume", "profile"]
-    options = [
-        name.replace("-", "_") for names in shown.values() for name in names if not name.startswith("no-")
-    ]
+    names = (name for names in shown.values() for name in names if not name.startswith("no-"))
+    options = [name.replace("-", "_") for name in names]
     assert sorted([*options, "corpus"]) == sorted(setting.name for setting in fields(TrainConfig))
     assert {"valid", "max-length"} <= set(shown["data"])
     assert {"learning-rate", "batch-size"} <= set(shown["optimisation"])
@@ -75,37 +77,69 @@ def test_each_setting_that_may_change_can_be_set_back():
     resumed.check_resumes(stored)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "c", "--out", ""], "argument --out: want a path, got an empty text"),
-        (["embed", "", "c", "--out", "x.npy"], "argument MODEL: want a path, got an empty text"),
-        (["expand", "m", "v", "--out", ""], "argument --out: want a path, got an empty text"),
-        (["train", "c", "--out", "r", "--seed", "9" * 30], "want a whole number of at most 64 bits, got 999"),
-        (["train", "c", "--out", "r", "--mix", "half"], "argument --mix: want a number, got 'half'"),
-        (["neighbors", "m", "c", "--query", "a", "-k", "1.5"], "argument -k: want a whole number, got '1.5'"),
-        (["fly"], "invalid choice: 'fly'"),
-        (
-            ["train", "c", "--out", "r", "--batchsize", "4"],
-            "arguments: --batchsize 4; --batchsize: did you mean --batch-size? (see fastqt train --help)",
-        ),
-        (
-            ["train", "c", "--batch_size=4", "--out=r"],
-            "; --batch_size: did you mean --batch-size? (see fastqt t",
-        ),
-        (
-            ["train", "c", "--outt", "r"],
-            "required: --out; --outt: did you mean --out? (see fastqt train --help)",
-        ),
-        (["evaluate", "m", "--data", "d", "--xyz"], "arguments: --xyz (see fastqt evaluate --help)"),
-        (["--versoin"], "; --versoin: did you mean --version? (see fastqt --help)"),
-    ],
-)
-def test_arguments_of_another_kind_are_refused(capsys, words, message):
+WRONG = [
+    ("train c --out ", "argument --out: want a path, got an empty text"),
+    ("embed  c --out x.npy", "argument MODEL: want a path, got an empty text"),
+    ("expand m v --out ", "argument --out: want a path, got an empty text"),
+    ("train c --out r --seed " + "9" * 30, "want a whole number of at most 64 bits, got 999"),
+    ("train c --out r --mix half", "argument --mix: want a number, got 'half'"),
+    ("neighbors m c --query a -k 1.5", "argument -k: want a whole number, got '1.5'"),
+    ("retrieve m --captions c", "the following arguments are required: --features"),
+    ("export m --out r", "the following arguments are required: --format"),
+    ("index m c", "the following arguments are required: --out"),
+    ("mine m p", "the following arguments are required: --out"),
+    (
+        "train c --out r --batchsize 4",
+        "arguments: --batchsize 4; --batchsize: did you mean --batch-size? (see fastqt train --help)",
+    ),
+    ("train c --batch_size=4 --out=r", "; --batch_size: did you mean --batch-size? (see fastqt t"),
+    ("train c --outt r", "required: --out; --outt: did you mean --out? (see fastqt train --help)"),
+    ("evaluate m --data d --xyz", "arguments: --xyz (see fastqt evaluate --help)"),
+    ("--versoin", "; --versoin: did you mean --version? (see fastqt --help)"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_arguments_of_another_kind_are_refused(capsys, line, message):
     with pytest.raises(SystemExit, match="2"):
-        build_parser().parse_args(words)
+        build_parser().parse_args(line.split(" "))
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
     assert err.startswith("fastqt: ")
     assert err.count("\n") == 1
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of `warm_up` by fastqt compile; it does nothing."""
+    made = []
+
+    def warm_up(loss, *shapes, **options):
+        made.append((loss, shapes, options))
+        return Compiled(("a_kernel",), "sm_90", 2.0)
+
+    monkeypatch.setattr(compiling, "warm_up", warm_up)
+    return made
+
+
+def test_a_call_for_each_number_of_rows(calls, capsys):
+    words = ["--rows", "512", "100", "--columns", "700", "--width", "64", "--dtype", "float32"]
+    words += ["--target", "sm_90", "--workers", "2", "--option", "memory=low", "--option", "scale=3.5"]
+    assert main(["compile", "info_nce", *words]) == 0
+    wanted = [(fastqt.info_nce_loss, ((rows, 64), (700, 64))) for rows in (512, 100)]
+    assert [(loss, shapes) for loss, shapes, _ in calls] == wanted
+    options = {"dtype": torch.float32, "target": "sm_90", "workers": 2, "memory": "low", "scale": 3.5}
+    assert [given for _, _, given in calls] == [options, options]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == "100 rows: 1 kernel for sm_90 in 2.0 s: a_kernel"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_takes_what_it_is_given(calls, name):
+    assert main(["compile", name, "--rows", "4", "--width", "3"]) == 0
+    ((loss, shapes, options),) = calls
+    del options["dtype"], options["target"], options["workers"]
+    sides = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    loss(*sides, **options).backward()
+    assert all(x.grad is not None for x in options.values())

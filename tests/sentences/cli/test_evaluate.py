@@ -1,13 +1,19 @@
-"""The command evaluate: a baseline beside the model, and what it tells while it works."""
+"""fastqt evaluate and export: tables and files of figures, a baseline, progress; all written JSON is JSON."""
 
 import io
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastqt.sentences.cli import main
-from tests.shared.command_lines import error_line
+from fastqt.sentences.json_text import to_json
+from fastqt.sentences.runs.tensor_files import open_tensors
+from fastqt.sentences.tools.plot import Run
+from fastqt.sentences.train.summary import closing_table
+from tests.shared.command_lines import SMALL, error_line
 
 
 def evaluated(capsys, *arguments):
@@ -18,15 +24,17 @@ def evaluated(capsys, *arguments):
 
 
 def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
-    """Its figures are those of an evaluation of its own."""
+    """Its figures are those of an evaluation of its own; vectors are cached for each."""
     both, own, alone = (tmp_path / f"{name}.json" for name in ("both", "own", "alone"))
-    rows, told = evaluated(capsys, model, "--data", reviews, "--baseline", "--seed", 3, "--json", both)
+    options = ("--data", reviews, "--seed", 3, "--cache", tmp_path / "cache", "--json")
+    rows, told = evaluated(capsys, model, "--baseline", *options, both)
     assert told[3] == "the same with random weights"
     assert len(told) == 7
-    ours, _ = evaluated(capsys, model, "--data", reviews, "--seed", 3, "--json", own)
-    theirs, _ = evaluated(capsys, f"random:{model}", "--data", reviews, "--seed", 3, "--json", alone)
+    ours, _ = evaluated(capsys, model, *options, own)
+    theirs, _ = evaluated(capsys, f"random:{model}", *options, alone)
     assert rows[0] == ["task", "figure", "model", "random"]
     assert rows[1:] == [[*one, other[-1]] for one, other in zip(ours, theirs, strict=True)]
+    assert [row[:2] for row in ours] == [["MR", "accuracy"], ["STS12", "pearson"], ["STS12", "spearman"]]
     assert any(row[-1] != row[-2] for row in rows[1:])
 
     stored, model_alone, random_alone = (json.loads(path.read_text()) for path in (both, own, alone))
@@ -35,13 +43,13 @@ def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
         assert stored[name] == model_alone[name]
         assert stored["baseline"][name] == random_alone[name]
     assert "baseline" not in model_alone
-
-
-@pytest.mark.parametrize("name", ["random:{}", "word-vectors:none.npz", "none"])
-def test_only_a_trained_model_has_a_baseline(model, reviews, capsys, name):
-    name = name.format(model)
-    message = error_line(capsys, "evaluate", name, "--data", reviews, "--baseline")
-    assert message == f"baseline: want a directory that train wrote as MODEL, got {name}"
+    assert model_alone["tasks"]["MR"]["accuracy"] > 0.9
+    assert (model_alone["settings"]["seed"], max(model_alone["settings"]["grid"])) == (3, 256)
+    names = {f"{each['sha256']}.npz" for each in (model_alone, random_alone)}
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == names
+    evaluated(capsys, model, *options, own, "--tasks", "MR", "--grid", "senteval")
+    stored = json.loads(own.read_text())
+    assert (list(stored["tasks"]), max(stored["settings"]["grid"])) == (["MR"], 8)
 
 
 def test_progress_is_told_line_by_line_where_there_is_no_terminal(model, reviews, capsys, monkeypatch):
@@ -50,11 +58,8 @@ def test_progress_is_told_line_by_line_where_there_is_no_terminal(model, reviews
     assert [line.split(":")[0] for line in lines[1:]] == ["MR", "STS12"]
     assert [line.split(", ")[1] for line in lines[1:]] == ["1 of 2 tasks", "2 of 2 tasks"]
 
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    terminal = Terminal()
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", terminal)
     assert main(["evaluate", model, "--data", reviews]) == 0
     assert "of 2 tasks" not in terminal.getvalue()
@@ -78,28 +83,22 @@ def test_long_encoding_tells_how_far_it_is(monkeypatch, capsys):
 
 def test_a_retrieval_set_is_a_task_like_others(model, planted, tmp_path, capsys):
     """Sentences of the planted text look for themselves, and the model finds more of them than chance."""
-    with open(planted[0]) as file:
-        lines = list(dict.fromkeys(line.strip() for line in file if line.strip()))[:60]
+    lines = list(dict.fromkeys(filter(None, Path(planted[0]).read_text().splitlines())))[:60]
     folder = tmp_path / "data" / "planted"
     (folder / "qrels").mkdir(parents=True)
     for name, letter in (("corpus", "d"), ("queries", "q")):
         rows = [json.dumps({"_id": f"{letter}{n}", "text": line}) for n, line in enumerate(lines)]
         (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(lines)))]
+    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(60))]
     (folder / "qrels" / "test.tsv").write_text("\n".join(rows) + "\n")
 
     out = tmp_path / "out.json"
-    words = (model, "--data", tmp_path / "data", "--tasks", "planted", "--baseline", "--json", out)
-    rows, progress = evaluated(capsys, *words)
-    assert rows[0] == ["task", "figure", "model", "random"]
+    rows, _ = evaluated(capsys, model, "--data", tmp_path / "data", "--tasks", "planted", "--json", out)
     names = ["nDCG@10", "MRR@10", "MAP@1000", "recall@1", "recall@10", "recall@100"]
-    assert [row[:2] for row in rows[1:]] == [["planted", name] for name in names]
+    assert [row[:2] for row in rows] == [["planted", name] for name in names]
     stored = json.loads(out.read_text())["tasks"]["planted"]
-    assert stored["sizes"] == {"queries": 60, "documents": 60, "judgements": 60}
-    assert [float(row[2]) for row in rows[1:]] == pytest.approx([stored[name] for name in names], abs=1e-4)
+    assert [float(row[2]) for row in rows] == pytest.approx([stored[name] for name in names], abs=1e-4)
     assert stored["recall@1"] > 0.9
-    assert progress[-1].startswith("planted: ")
-
     message = error_line(capsys, "evaluate", model, "--data", tmp_path / "data", "--tasks", "plants")
     assert message.startswith("tasks: want some of MR, ")
     assert message.endswith("planted, got 'plants'")
@@ -127,9 +126,7 @@ def test_a_task_that_fails_costs_no_other_its_results(model, reviews, tmp_path, 
         ]
 
 
-def test_what_was_evaluated_is_kept_where_the_command_is_stopped(
-    model, reviews, tmp_path, capsys, monkeypatch
-):
+def test_what_was_evaluated_is_kept_where_the_command_is_stopped(model, reviews, tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     replace = Path.replace
 
@@ -155,3 +152,68 @@ def test_results_that_cannot_be_written_are_shown(model, reviews, tmp_path, caps
     out, told = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["MR", "STS12", "STS12"]
     assert told.splitlines()[-1] == f"fastqt: cannot write {tmp_path}/out.json: No space left on device"
+
+
+def test_an_export_has_the_figures_of_an_evaluation(model, reviews, tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="the extra eval is not installed")
+    results = f"{model}/evaluation.json"
+    assert main(["evaluate", model, "--data", reviews, "--json", results]) == 0
+    accuracy = json.loads((tmp_path / "model/evaluation.json").read_text())["tasks"]["MR"]["accuracy"]
+    assert f"| MR accuracy | {accuracy:.4f} |" in (tmp_path / "model/README.md").read_text()
+    capsys.readouterr()
+    out = tmp_path / "out"
+    words = ["export", model, "--format", "safetensors", "--out", str(out)]
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{out}: safetensors, vectors of width 16\n"
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: safetensors\n")
+    assert f"| MR accuracy | {accuracy:.4f} |" in card
+    assert main([*words, "--raw", "--overwrite"]) == 0
+
+
+def strictly(text):
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in {text[:200]}"))
+
+
+def test_numbers_that_json_lacks_are_null():
+    value = {"a": [math.nan, {"b": (math.inf, -math.inf, 1e308)}], "c": np.float64("nan"), "d": True}
+    assert strictly(to_json(value)) == {"a": [None, {"b": [None, None, 1e308]}], "c": None, "d": True}
+
+
+@pytest.mark.slow
+def test_what_commands_write_is_json(planted, reviews, tmp_path, capsys):
+    """Of a training that finds no correlation, and an evaluation with figures that are not defined."""
+    dev, run = tmp_path / "dev.tsv", tmp_path / "run"
+    dev.write_text("".join(f"g\t{n}\tplace1\tplace1\n" for n in range(4)))
+    train = ("train", planted[0], "--out", str(run), *SMALL, "--keep-checkpoint")
+    assert main([*train, "--valid", planted[1], "--dev", str(dev), "--valid-every", "3"]) == 0
+    lines = [strictly(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["dev_spearman"] for line in lines if "dev_spearman" in line] == [None] * len(lines)
+    assert "dev_alignment" not in lines[-1]
+    with open_tensors(run / "checkpoint.safetensors") as file:
+        assert strictly(file.metadata()["progress"])["best"] is None
+    assert main([*train[:4], "--resume"]) == 0
+
+    Path(reviews, "STS", "STS12.tsv").write_text("one\t1\tplace1\tplace2\n" * 3)
+    results = ("--data", reviews, "--json", str(run / "evaluation.json"), "--baseline")
+    assert main(["evaluate", str(run), *results]) == 0
+    assert "STS12: not defined. All gold scores are 1, and a constant has no" in capsys.readouterr().out
+    features = tmp_path / "features.npy"
+    np.save(features, np.random.default_rng(0).normal(size=(600, 3)))
+    shown = ("--features", str(features), "--captions", planted[0], "--epochs", "1")
+    assert main(["retrieve", str(run), *shown, "--json", str(tmp_path / "retrieval.json")]) == 0
+    assert main(["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "export")]) == 0
+    assert main([*train[:3], str(tmp_path / "last"), *SMALL]) == 0  # without a checkpoint
+
+    files = [path for path in tmp_path.rglob("*.json") if path.is_file()]
+    names = {"config.json", "finished.json", "evaluation.json", "retrieval.json"}
+    assert names <= {path.name for path in files}
+    for path in files:
+        strictly(path.read_text())
+    assert strictly((run / "evaluation.json").read_text())["tasks"]["STS12"]["pearson"] is None
+
+    # Figures that are null are read as none.
+    assert "–" in next(line for line in closing_table(run).splitlines() if "spearman" in line)
+    assert np.isnan(Run.load(run).series("dev_spearman")[1]).all()
+    card = (run / "README.md").read_text().lower()
+    assert "spearman" not in card.split("## versions")[0].split("| figure")[1]

@@ -1,6 +1,9 @@
-"""A file is written completely or not at all, and what is not a file stays what it is."""
+"""A file is written completely or not at all, links and devices stay, and one process locks a directory."""
 
+import errno
+import fcntl
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -11,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from fastqt.errors import InputError
+from fastqt.sentences.runs import lock
 from fastqt.sentences.runs.files import write_atomically
+from fastqt.sentences.runs.lock import locked
 
 
 def write_new(partial):
@@ -41,24 +46,20 @@ def test_a_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     assert path.read_text() == "new"
 
 
-@pytest.mark.parametrize("failing", ["write", "chmod", "fsync", "replace", "interrupt"])
-def test_a_failure_leaves_only_the_old_file(tmp_path, monkeypatch, failing):
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=str)
+def test_a_failure_leaves_only_the_old_file(tmp_path, monkeypatch, error):
     path = tmp_path / "vocabulary.json"
     path.write_text("old")
-    error = KeyboardInterrupt() if failing == "interrupt" else OSError(28, "No space left on device")
 
     def fail(*_, **__):
         raise error
 
     def write_half(partial):
         partial.write_text("half of the n")
-        if failing in ("write", "interrupt"):
+        if isinstance(error, KeyboardInterrupt):
             fail()
 
-    if failing == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    elif failing in ("chmod", "replace"):
-        monkeypatch.setattr(Path, failing, fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(type(error)):
         write_atomically(path, write_half)
     assert path.read_text() == "old"
@@ -169,3 +170,66 @@ def test_writers_of_one_file_do_not_mix_their_data(tmp_path):
     write_atomically(path, write_slowly)
     assert path.read_text() == "outer " * 3 + "outer"
     assert os.listdir(tmp_path) == ["x"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from fastqt.sentences.runs.lock import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_second_learns_who_holds_the_lock_and_may_have_it_after_a_kill(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"locked\n"
+        who = f"process {holder.pid} on host {os.uname().nodename} is writing in it"
+        with pytest.raises(InputError, match=who), locked(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with locked(tmp_path):
+        assert (tmp_path / ".fastqt.lock").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_is_released_after_an_error(tmp_path):
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path):
+        raise KeyboardInterrupt
+    with locked(tmp_path), pytest.raises(InputError, match="is writing in it"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"pid": "x", "host": 1}', "[" * 999])
+def test_any_text_may_stand_in_the_file_of_a_lock(tmp_path, text):
+    with locked(tmp_path):
+        (tmp_path / ".fastqt.lock").write_text(text)
+        with pytest.raises(InputError, match="another process is writing in it"), locked(tmp_path):
+            pass
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_not_enough(tmp_path, monkeypatch):
+    """Otherwise two processes could hold locks: one on the removed file, one on its successor."""
+    path, take = tmp_path / ".fastqt.lock", fcntl.flock
+    inodes = []
+
+    def remove_and_take(file, operation):
+        if not inodes:
+            path.unlink()
+        inodes.append(os.fstat(file.fileno()).st_ino)
+        take(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_take)
+    with locked(tmp_path):
+        assert len(inodes) == 2
+        assert path.stat().st_ino == inodes[1]
+
+
+def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match="cannot be locked"), locked(tmp_path):
+        pass

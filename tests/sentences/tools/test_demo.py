@@ -18,9 +18,8 @@ def library(tmp_path, monkeypatch):
     folder.mkdir()
     for number in range(40):
         name = NAMES[number % len(NAMES)]
-        sentences = " ".join(
-            f"The {name} of part {number} has {place} of its elements in order." for place in range(40)
-        )
+        story = f"The {name} of part {number} has %d of its elements in order."
+        sentences = " ".join(story % place for place in range(40))
         (folder / f"module{number}.py").write_text(f'def f():\n    """{sentences}"""\n')
     monkeypatch.setattr(demo, "folders", lambda: (folder,))
     monkeypatch.setattr(demo, "COMPARED", (64, 16))
@@ -39,9 +38,8 @@ def test_the_demo(library, capsys):
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     # The product comes first, then what is learnt, beside the model before it and beside chance.
-    assert (
-        out.index("eager PyTorch") < out.index("untrained") < out.index("chance") < out.index(demo.QUERIES[0])
-    )
+    places = [out.index(text) for text in ("eager PyTorch", "untrained", "chance", demo.QUERIES[0])]
+    assert places == sorted(places)
     shares = dict(re.findall(r"^ +(\d+|chance) +([\d.]+)%", out, re.MULTILINE))
     assert list(shares) == ["0", "10", "20", "28", "chance"]
     assert float(shares["chance"]) == 2.0
@@ -56,8 +54,7 @@ def test_the_demo(library, capsys):
 def test_the_demo_without_sources(library):
     for path in list(library.iterdir())[5:]:
         path.unlink()
-    out = "want at least 1,000 sentences of docstrings under "
-    with pytest.raises(InputError, match=out):
+    with pytest.raises(InputError, match="want at least 1,000 sentences of docstrings under "):
         library_text.read_library((library,))
 
 

@@ -1,21 +1,27 @@
-"""One meaning of a MiB: the peak of memory above inputs and results."""
+"""The memory of a process and of a computation, and the trace of a training's steps."""
 
+import json
+import os
+import platform
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from fastqt.errors import InputError
+from fastqt.sentences import cli
+from fastqt.sentences.runs import process_memory
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.process_memory import MALLOC_VARIABLES
 from fastqt.sentences.tools import bench, memory
-from fastqt.sentences.tools.memory import MIB
+from fastqt.sentences.tools.memory import MIB, growth_of_process
+from fastqt.sentences.train import train
+from fastqt.sentences.train.profiling import peak_memory
+from tests.shared.trainings import assert_same_run, stopping
 
 ONE_MIB = MIB // 4  # numbers in float32
-
-
-def allocate(mib):
-    return torch.ones(mib * ONE_MIB)
-
-
 PEAK_OF_WORK = """
 import torch
 from fastqt.sentences.tools import memory
@@ -47,18 +53,114 @@ def test_a_comparison_takes_away_the_loss_and_the_gradients(monkeypatch):
     """The growth of the process is given here."""
     N, D = 64, 16
     gradients = 2 * N * D * 4
-
     monkeypatch.setattr(memory, "growth_of_process", lambda function: (function(), 100 * MIB))
     compared = bench.compare(N, D, repeats=1)
     assert compared.fused_bytes == compared.eager_bytes == 100 * MIB - gradients - 4
-
-
-@pytest.mark.parametrize(
-    ("growth", "above"), [(5 * MIB, 4 * MIB), (MIB // 2, 0), (None, None)], ids=["more", "less", "unknown"]
-)
-def test_a_growth_above_results(growth, above):
-    assert memory.above(growth, [allocate(1)]) == above
+    for growth, above in ((5 * MIB, 4 * MIB), (MIB // 2, 0), (None, None)):
+        assert memory.above(growth, [torch.ones(ONE_MIB)]) == above
 
 
 def test_bytes_in_words():
     assert [memory.mebibytes(size) for size in (None, 0, 3 * MIB, 1234 * MIB + 5)] == ["-", "0", "3", "1,234"]
+
+
+FREED = """
+import torch
+from fastqt.sentences.runs.process_memory import keep_freed_memory, status_bytes
+
+is_kept = keep_freed_memory()
+large = torch.ones(1 << 25)
+before = status_bytes("VmRSS")
+del large
+print(is_kept, (before - status_bytes("VmRSS")) >> 20)
+"""
+
+
+def freed(variables):
+    """Whether malloc was told to keep memory, and how many MiB a process shrinks by when it frees 128."""
+    others = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
+    command = [sys.executable, "-c", FREED]
+    run = subprocess.run(command, env=others | variables, capture_output=True, text=True, check=True)
+    is_kept, mib = run.stdout.split()
+    return is_kept, int(mib)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc alone is told to keep memory")
+def test_freed_memory_is_kept_unless_the_user_has_chosen():
+    is_kept, mib = freed({})
+    assert is_kept == "True"
+    assert mib < 16
+    is_kept, mib = freed({"MALLOC_TRIM_THRESHOLD_": "131072"})
+    assert is_kept == "False"
+    assert mib > 112
+
+
+def test_the_command_keeps_memory_in_a_process_of_its_own(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append(1))
+    train, evaluate = ["train", "--out", str(tmp_path)], ["evaluate", str(tmp_path), "--data", str(tmp_path)]
+    for line, alone in ((train, True), (evaluate, True), (train, False)):
+        monkeypatch.setattr(sys, "argv", ["fastqt", *line])
+        assert cli.main(None if alone else line) == 2  # no corpus and no run: nothing is computed
+        assert bool(calls) == (alone and line is train)
+        calls.clear()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a peak cannot begin anew")
+def test_the_peak_of_memory_grows_with_what_is_allocated():
+    growth_of_process(lambda: None)  # after which the peak is the memory that is in use
+    before = process_memory.peak_bytes()
+    torch.ones(16 * MIB)  # of four bytes each
+    assert process_memory.peak_bytes() - before > 48 * MIB
+    assert re.fullmatch(r"peak memory: [\d,]+ MiB of the process", peak_memory(torch.device("cpu")))
+
+
+SMALL = {"word_dim": 6, "batch_size": 20, "context_size": 2, "keep_checkpoint": True}
+
+
+def steps_in(path):
+    """How many steps a trace has, in which each part of a step is named."""
+    names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"]]
+    assert {"data", "gradients", "optimiser"} <= set(names)
+    return names.count("gradients")
+
+
+def test_a_trace_has_five_steps_after_ten_and_changes_nothing(planted, tmp_path, capsys):
+    config = TrainConfig((planted[0],), **SMALL)
+    train(config, tmp_path / "plain")
+    train(config, tmp_path / "run", profile=str(tmp_path / "trace.json"))
+    assert steps_in(tmp_path / "trace.json") == 5
+    assert f"{tmp_path}/trace.json: trace of steps 11 to 15 for ui.perfetto.dev" in capsys.readouterr().err
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+def test_a_short_training_is_traced_as_far_as_it_goes(planted, tmp_path, capsys):
+    for number in (3, 7):
+        trace = tmp_path / f"{number}.json"
+        train(TrainConfig((planted[0],), steps=number, **SMALL), tmp_path / str(number), profile=str(trace))
+        assert steps_in(trace) == min(number, 5)
+    assert "7.json: trace of steps 3 to 7" in capsys.readouterr().err
+    config = TrainConfig((planted[0],), steps=9, **SMALL)
+    train(config, tmp_path / "3", resume=True, profile=str(tmp_path / "9.json"))
+    assert "9.json: trace of steps 5 to 9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stop", "traced"), [(4, None), (12, 2)])
+def test_a_training_that_is_stopped_keeps_what_was_traced(planted, tmp_path, capsys, stop, traced):
+    trace, config = tmp_path / "trace.json", TrainConfig((planted[0],), **SMALL)
+    outcome = train(config, tmp_path / "run", display=stopping(stop), profile=str(trace))
+    assert outcome.step == stop
+    if traced is None:
+        assert not trace.exists()
+        assert "not written, because the training ended before step 11" in capsys.readouterr().err
+    else:
+        assert steps_in(trace) == traced
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_training(planted, tmp_path):
+    config = TrainConfig((planted[0],), **SMALL)
+    for name, message in (("t.txt", r"t\.txt: want a name that ends in "), ("no/t.json", "cannot write")):
+        with pytest.raises(InputError, match=message):
+            train(config, tmp_path / "run", profile=str(tmp_path / name))
+    assert not (tmp_path / "run").exists()

@@ -1,21 +1,18 @@
 """A training stops when its held-out figures no longer improve, and keeps the model that they chose."""
 
-import json
 import math
 import signal
 from dataclasses import replace
 
 import pytest
-import torch
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.checkpoint import read_progress
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.train import train
 from fastqt.sentences.train.best import Best
-from tests.sentences.train.test_resume import Signalling, assert_same_run
+from tests.shared.trainings import assert_same_run, assert_same_weights, lines_of, stopping
 
 SMALL = {"word_dim": 6, "batch_size": 50, "context_size": 2, "report_every": 1, "valid_every": 1}
 SMALL |= {"keep_checkpoint": True, "learning_rate": 0.1, "epochs": 4}
@@ -35,8 +32,7 @@ def pairs(tmp_path):
 
 
 def figures(run, name):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in lines if name in line]
+    return [line[name] for line in lines_of(run) if name in line]
 
 
 def stops_after(values, patience):
@@ -48,21 +44,20 @@ def stops_after(values, patience):
     return len(values) - 1
 
 
-def assert_same_weights(one, other):
-    ours, theirs = (SentenceEncoder.load(run).model.parameters() for run in (one, other))
-    assert all(map(torch.equal, ours, theirs))
-
-
-@pytest.mark.parametrize("patience", [1, 3])
-@pytest.mark.parametrize("by_pairs", [False, True])
-def test_a_training_stops_where_its_figures_say_so_and_keeps_the_best(
-    planted, pairs, tmp_path, by_pairs, patience
-):
+@pytest.mark.parametrize(("by_pairs", "patience"), [(False, 1), (False, 3), (True, 3)])
+def test_a_training_stops_and_keeps_what_its_figures_say(planted, pairs, tmp_path, by_pairs, patience):
     config = TrainConfig((planted[0],), valid=planted[1], dev=pairs if by_pairs else None, **SMALL)
     train(config, tmp_path / "whole")
     name, sign = ("dev_spearman", 1) if by_pairs else ("validation_loss", -1)
     values = [sign * value for value in figures(tmp_path / "whole", name)]
     judged = values if by_pairs else [-math.inf, *values[1:]]  # the loss of fresh weights does not count
+    if by_pairs:  # which choose the model also where a training goes on, and where it is resumed
+        best = values.index(max(values))
+        assert 0 < best < 40
+        for steps in (best, None):
+            train(replace(config, steps=steps), tmp_path / "parts", resume=True)
+            assert_same_weights(tmp_path / "parts", tmp_path / "whole")
+
     end = stops_after(judged, patience)
     assert patience < end < 40, values
 
@@ -75,14 +70,10 @@ def test_a_training_stops_where_its_figures_say_so_and_keeps_the_best(
     assert_same_weights(tmp_path / "early", tmp_path / "best")
 
 
-class Early(Signalling):
-    AT = 2
-
-
 def test_a_resumed_training_stops_at_the_same_step_and_then_has_ended(planted, tmp_path):
     config = TrainConfig((planted[0],), valid=planted[1], early_stop=3, **SMALL)
     end = train(config, tmp_path / "whole").step
-    assert train(config, tmp_path / "parts", display=Early).stopped_by == signal.SIGTERM
+    assert train(config, tmp_path / "parts", display=stopping(2)).stopped_by == signal.SIGTERM
     assert train(config, tmp_path / "parts", resume=True).step == end
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     again = train(config, tmp_path / "parts", resume=True)
@@ -129,13 +120,6 @@ def test_another_measure_begins_anew():
     assert not by_pairs.has_stalled
     assert by_pairs.takes({"step": 9, "validation_loss": 9.0, "dev_spearman": -0.5})
     assert progress.since_best == 0
-
-
-def test_what_cannot_stop_a_training_is_refused():
-    with pytest.raises(InputError, match=r"early_stop: want it with dev or valid, .*, got 3"):
-        TrainConfig(("x",), early_stop=3)
-    with pytest.raises(InputError, match="early_stop: want at least 1, got 0"):
-        TrainConfig(("x",), early_stop=0, valid="y")
 
 
 def test_a_run_that_is_resumed_without_pairs_keeps_its_last_model(planted, pairs, tmp_path):

@@ -1,5 +1,6 @@
 """A write, sync or rename fails, each in turn: the run stays whole, and can be continued to the same end."""
 
+import contextlib
 import errno
 import io
 import os
@@ -14,7 +15,7 @@ from fastqt.sentences.runs import tensor_files
 from fastqt.sentences.runs.checkpoint import read_progress
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
-from tests.sentences.train.test_resume import metrics_without_times
+from tests.shared.trainings import metrics_without_times
 
 SETTINGS = {"word_dim": 4, "batch_size": 240, "context_size": 1, "epochs": 2}
 SETTINGS |= {"report_every": 1, "checkpoint_every": 2}
@@ -42,14 +43,17 @@ class Faults:
         self.calls += 1
         return self.calls == self.fatal
 
+    def raise_where_due(self, path=None):
+        if self.is_due(path):
+            raise self.error()
+
     def error(self):
         code = (errno.ENOSPC, errno.EIO)[self.fatal % 2]
         return OSError(code, os.strerror(code))
 
     def _failing(self, function):
         def call(target, *arguments, **options):
-            if self.is_due(None if isinstance(target, int) else target):
-                raise self.error()
+            self.raise_where_due(None if isinstance(target, int) else target)
             return function(target, *arguments, **options)
 
         return call
@@ -59,8 +63,7 @@ class Faults:
             ours = not isinstance(path, int) and str(path).startswith(self.directory)
             if not ours or not set(mode) & set("wax+"):
                 return function(path, mode, *arguments, **options)
-            if self.is_due():
-                raise self.error()
+            self.raise_where_due()
             return File(self, function(path, mode, *arguments, **options))
 
         return call
@@ -87,21 +90,10 @@ class File:
             raise self.faults.error()
         return self.file.write(data)
 
-    def flush(self):
-        if self.faults.is_due():
-            raise self.faults.error()
-        self.file.flush()
-
-    def truncate(self, *arguments):
-        if self.faults.is_due():
-            raise self.faults.error()
-        return self.file.truncate(*arguments)
-
     def close(self):
         if not self.file.closed:
             self.file.close()
-            if self.faults.is_due():
-                raise self.faults.error()
+            self.faults.raise_where_due()
 
     def __enter__(self):
         return self
@@ -110,6 +102,8 @@ class File:
         self.close()
 
     def __getattr__(self, name):
+        if name in ("flush", "truncate"):
+            self.faults.raise_where_due()
         return getattr(self.file, name)
 
 
@@ -120,29 +114,18 @@ def contents(run):
 
 def assert_whole(run):
     """What a run holds can be read; nothing else lies there."""
-    assert {path.name for path in run.iterdir()} <= {
-        "config.json",
-        "vocabulary.json",
-        "metrics.jsonl",
-        "model.safetensors",
-        "checkpoint.safetensors",
-        "finished.json",
-        "README.md",
-        ".fastqt.lock",
-    }
+    names = {"config.json", "vocabulary.json", "metrics.jsonl", "finished.json", "README.md", ".fastqt.lock"}
+    names |= {"model.safetensors", "checkpoint.safetensors"}
+    assert {path.name for path in run.iterdir()} <= names
     if (run / "checkpoint.safetensors").exists():
         read_progress(run / "checkpoint.safetensors")
         SentenceEncoder.load(run).encode(["a sentence"])
 
 
-@pytest.mark.parametrize(
-    ("begun", "stride"),
-    [
-        (True, 13),
-        pytest.param(False, 1, marks=pytest.mark.slow),
-        pytest.param(True, 1, marks=pytest.mark.slow),
-    ],
-)
+FROM_START, BEGUN = (pytest.param(begun, 1, marks=pytest.mark.slow) for begun in (False, True))
+
+
+@pytest.mark.parametrize(("begun", "stride"), [(True, 13), FROM_START, BEGUN])
 def test_a_call_that_fails_leaves_a_run_that_can_be_continued(planted, tmp_path, monkeypatch, begun, stride):
     config = TrainConfig((planted[0],), **SETTINGS)
     train(config, tmp_path / "whole")
@@ -157,11 +140,9 @@ def test_a_call_that_fails_leaves_a_run_that_can_be_continued(planted, tmp_path,
             train(replace(config, steps=1, keep_checkpoint=True), run)
             before = (run / "checkpoint.safetensors").read_bytes()
         faults.begin(fatal)
-        try:
+        failed = True
+        with contextlib.suppress(OSError, InputError):
             train(config, run, resume=begun)
-        except (OSError, InputError):
-            failed = True
-        else:
             failed = False
         hit = faults.calls >= fatal
         faults.begin(None)

@@ -12,24 +12,17 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
-from fastqt.sentences.text import Prompts, Vocabulary
+from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.preparation import read_corpus
-from tests.sentences.train.test_chunk import assert_equal
-from tests.sentences.train.test_resume import Signalling, assert_same_run
 from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
 from tests.shared.ranking_oracle import ranking
-from tests.shared.trained_on_ranks import chunked_gradients
+from tests.shared.trainings import assert_same_run, metrics, on_ranks, stopping
 
 SMALL = {"model": "pairs", "word_dim": 12, "batch_size": 50, "report_every": 1, "clip": 0.0}
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 OF_RANKING = ("partition_mode", "hardness_mode", "hardness_strength", "false_negative_margin")
-
-
-def metrics(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["step"]]  # without that of fresh weights
 
 
 def unit(x):
@@ -47,18 +40,9 @@ def ranking_loss(z, config, scale):
     weights = config.matryoshka_weights or (1.0,) * len(dims)
     options = {name: getattr(config, name) for name in OF_RANKING}
     options["false_negative_margin_strategy"] = config.margin_strategy
-    losses = [
-        ranking(
-            z[0][:, :dim],
-            [each[:, :dim] for each in z[1:]],
-            scale=scale,
-            normalize=True,
-            directions=config.directions or ALL[:1],
-            weights=np.ones(len(z[0])),
-            **options,
-        ).loss.mean()
-        for dim in dims
-    ]
+    options |= {"scale": scale, "normalize": True, "directions": config.directions or ALL[:1]}
+    prefixes = ([each[:, :dim] for each in z] for dim in dims)
+    losses = [ranking(q, d, weights=np.ones(len(q)), **options).loss.mean() for q, *d in prefixes]
     return np.dot(weights, losses)
 
 
@@ -155,10 +139,6 @@ def test_a_training_ranks_held_out_pairs(tmp_path):
     assert last["validation_accuracy"] == pytest.approx((ranks == 1).mean(), abs=0.041)
 
 
-class Early(Signalling):
-    AT = 4
-
-
 def test_a_resumed_training_has_the_bits_of_a_whole_one(tmp_path):
     rows = write_rows(tmp_path / "rows.tsv", 200, 3)
     paths, _ = write_teacher(tmp_path, 200, 3)
@@ -166,7 +146,7 @@ def test_a_resumed_training_has_the_bits_of_a_whole_one(tmp_path):
     settings |= {"encoder": "transformer", "layers": 1, "heads": 2, "feedforward": 8, "teacher": paths}
     config = TrainConfig((rows,), **SMALL, **settings, keep_checkpoint=True)
     train(config, tmp_path / "whole")
-    assert train(config, tmp_path / "parts", display=Early).stopped_by == signal.SIGTERM
+    assert train(config, tmp_path / "parts", display=stopping(4)).stopped_by == signal.SIGTERM
     train(config, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
@@ -175,14 +155,6 @@ def test_a_resumed_training_has_the_bits_of_a_whole_one(tmp_path):
     np.save(paths[1], np.load(paths[1])[::-1])
     with pytest.raises(InputError, match=r"teacher1.npy has other contents than when the run started"):
         train(config, tmp_path / "parts", resume=True)
-
-
-@pytest.mark.parametrize("loss", ["ranking", "gist"])
-def test_gradients_in_chunks_are_those_of_the_whole_batch(tmp_path, loss):
-    rows = write_rows(tmp_path / "rows.tsv", 60, 3)
-    paths, _ = write_teacher(tmp_path, 60, 3)
-    config = TrainConfig((rows,), **SMALL, loss=loss, teacher=paths, teacher_weight=0.5, chunk=7)
-    assert_equal(*chunked_gradients(config))
 
 
 def test_the_teacher_is_not_rounded_to_16_bits(tmp_path):
@@ -201,60 +173,62 @@ def test_the_teacher_is_not_rounded_to_16_bits(tmp_path):
     assert long > 1
 
 
-def test_prompts_stand_in_front_of_texts_of_their_side(tmp_path):
-    rows = write_rows(tmp_path / "rows.tsv", 50)
-    config = TrainConfig((rows,), **SMALL, query_prompt="query: ", document_prompt="passage: ", steps=1)
-    train(config, tmp_path / "run")
-    encoder = SentenceEncoder.load(tmp_path / "run")
-    assert encoder.prompts == Prompts("query: ", "passage: ")
-    plain = replace(encoder, prompts=Prompts())
-    for side, prompt in (("query", "query: "), ("document", "passage: ")):
-        assert np.array_equal(encoder.encode(["say1y1"], side=side), plain.encode([f"{prompt}say1y1"]))
-    vectors = [encoder.encode(["say1y1"], side=side) for side in ("query", "document")]
-    assert not np.array_equal(*vectors)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"directions": ("query_to_doc", "doc_to_query"), "teacher_weight": 0.3, "false_negative_margin": 0.1},
+        {"loss": "gist", "teacher_weight": 1.0, "chunk": 7},
+        {"loss": "distillation", "learn_scale": True},
+    ],
+    ids=str,
+)
+def test_ranks_train_on_pairs_and_a_teacher_as_one_process_does(tmp_path, pool, settings):
+    rows = write_rows(tmp_path / "rows.tsv", 111, 3)
+    paths, _ = write_teacher(tmp_path, 111, 3)
+    small = {"model": "pairs", "word_dim": 12, "batch_size": 20, "report_every": 1, "epochs": 2}
+    config = TrainConfig((rows,), **small, **settings, teacher=paths)
+    on_ranks(pool, 2, replace(config, batch_size=10), tmp_path / "two")
+    train(config, tmp_path / "one")
+    ours, theirs = ([line["loss"] for line in metrics(tmp_path / run)] for run in ("two", "one"))
+    assert len(ours) == 12  # of which each sixth has 11 rows, which are uneven shares
+    assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
-    rows = write_rows(tmp_path / "rows.tsv", 60, 3)
+    write_rows(tmp_path / "rows.tsv", 60, 3)
     paths, vectors = write_teacher(tmp_path, 60, 3)
     for name, text in (("ragged", "a\tb\nc\td\te\n"), ("empty", "a\tb\nc\t \n"), ("one", "a\nb\n")):
         (tmp_path / f"{name}.tsv").write_text(text)
-    np.save(tmp_path / "short.npy", vectors[0][:59])
-    np.save(tmp_path / "nan.npy", np.full((60, 4), np.nan))
-    np.save(tmp_path / "flat.npy", vectors[0][:, 0])
-    np.save(tmp_path / "wide.npy", np.zeros((60, 8)))
-    names = ("short", "nan", "flat", "absent", "wide")
-    short, nan, flat, absent, wide = (str(tmp_path / f"{name}.npy") for name in names)
+    others = {"short": vectors[0][:59], "nan": np.full((60, 4), np.nan), "flat": vectors[0][:, 0]}
+    others["wide"] = np.zeros((60, 8))
+    for name, array in others.items():
+        np.save(tmp_path / f"{name}.npy", array)
+
+    def taught(name):
+        return {"teacher": (*paths[:2], str(tmp_path / f"{name}.npy"))}
+
     for corpus, settings, message in (
-        ("ragged.tsv", {}, "ragged.tsv: line 2: want 2 columns as in line 1 of .*, got 3"),
-        ("empty.tsv", {}, "empty.tsv: line 2: want text in each column, got none in column 2"),
-        ("one.tsv", {}, "one.tsv: line 1: want an anchor, a positive and any hard negatives"),
-        ("rows.parquet", {}, "corpus: want files of rows with tabs between their texts, got a table"),
-        ("rows.tsv", {"batch_size": 61}, "the corpus is shorter than a batch: 60 sentences"),
-        ("rows.tsv", {"teacher": paths[:2]}, "teacher: want a file for each of the 3 columns .*, got 2"),
-        ("rows.tsv", {"teacher": (*paths[:2], short)}, "teacher: want a vector for each of the 60 rows"),
-        ("rows.tsv", {"teacher": (*paths[:2], flat)}, "flat.npy: want 2 dimensions"),
-        ("rows.tsv", {"teacher": (*paths[:2], absent)}, "cannot read .*absent.npy"),
+        ("ragged", {}, "ragged.tsv: line 2: want 2 columns as in line 1 of .*, got 3"),
+        ("empty", {}, "empty.tsv: line 2: want text in each column, got none in column 2"),
+        ("one", {}, "one.tsv: line 1: want an anchor, a positive and any hard negatives"),
+        ("rows", {"corpus": ("rows.parquet",)}, "corpus: want files of rows with tabs .*, got a table"),
+        ("rows", {"batch_size": 61}, "the corpus is shorter than a batch: 60 sentences"),
+        ("rows", {"teacher": paths[:2]}, "teacher: want a file for each of the 3 columns .*, got 2"),
+        ("rows", taught("short"), "teacher: want a vector for each of the 60 rows"),
+        ("rows", taught("flat"), "flat.npy: want 2 dimensions"),
+        ("rows", taught("absent"), "cannot read .*absent.npy"),
+        ("rows", taught("nan"), "teacher: want finite numbers, .* row 1 of .*nan.npy"),
+        ("rows", taught("wide"), "teacher: want vectors of width 7, got 8 in .*wide.npy"),
+        ("rows", {"matryoshka_dims": (4, 13)}, "matryoshka_dims: want at most D=12, .*, got 13"),
+        ("rows", {"matryoshka_dims": (4, 4)}, "matryoshka_dims: want numbers in ascending order"),
         (
-            "rows.tsv",
-            {"teacher": (*paths[:2], nan)},
-            "teacher: want finite numbers, .* row 1 of .*nan.npy",
-        ),
-        (
-            "rows.tsv",
-            {"teacher": (*paths[:2], wide)},
-            "teacher: want vectors of width 7, got 8 in .*wide.npy",
-        ),
-        ("rows.tsv", {"matryoshka_dims": (4, 13)}, "matryoshka_dims: want at most D=12, .*, got 13"),
-        ("rows.tsv", {"matryoshka_dims": (4, 4)}, "matryoshka_dims: want numbers in ascending order"),
-        (
-            "rows.tsv",
+            "rows",
             {"matryoshka_dims": (4, 8), "matryoshka_weights": (1.0,)},
             "matryoshka_weights: want one for each of the 2 matryoshka_dims, got 1",
         ),
-        ("rows.tsv", {"valid": str(tmp_path / "ragged.tsv")}, "ragged.tsv: line 1: want 3 columns, got 2"),
+        ("rows", {"valid": str(tmp_path / "ragged.tsv")}, "ragged.tsv: line 1: want 3 columns, got 2"),
     ):
+        settings = {"corpus": (str(tmp_path / f"{corpus}.tsv"),), **SMALL, **settings}
         with pytest.raises(InputError, match=message):
-            train(TrainConfig((str(tmp_path / corpus),), **SMALL | settings), tmp_path / "run")
+            train(TrainConfig(**settings), tmp_path / "run")
         assert not (tmp_path / "run" / "model.safetensors").exists()
-    assert rows == str(tmp_path / "rows.tsv")

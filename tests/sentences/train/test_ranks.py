@@ -1,4 +1,4 @@
-"""Several processes train one model: what they read, compute and save, and when they stop."""
+"""Several processes train one model: what they read, compute and save, and when they stop or fail."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,26 +24,13 @@ from fastqt.sentences.text import Batch, Position, Span, Vocabulary
 from fastqt.sentences.text.batches import span_batches, split
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
-from tests.sentences.train.test_resume import assert_same_run, metrics_without_times
-from tests.shared.rank_pool import Pool
+from tests.shared.rank_pool import DIED, Pool
 from tests.shared.trained_on_ranks import summed_gradients, trained
+from tests.shared.trainings import assert_same_run, lines_of, on_ranks
 
 SENTENCES = 403
-SMALL = {
-    "keep_checkpoint": True,
-    "word_dim": 6,
-    "batch_size": 20,
-    "context_size": 2,
-    "report_every": 1,
-    "timeout": 60,
-}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    pool = Pool(4)
-    yield pool
-    pool.close()
+SMALL = {"keep_checkpoint": True, "word_dim": 6, "batch_size": 20, "context_size": 2}
+SMALL |= {"report_every": 1, "timeout": 60}
 
 
 @pytest.fixture
@@ -58,41 +46,28 @@ def numbered(tmp_path):
     return str(path)
 
 
-def together(pool, ranks, *arguments):
-    """What `trained` returns on each rank, all of which must succeed."""
-    answers = pool.run(ranks, trained, *arguments)
-    for answer in answers:
-        assert isinstance(answer, tuple), answers
-    return answers
-
-
-@pytest.mark.parametrize("options", [{}, {"documents": "cross"}, {"model": "simcse"}], ids=str)
-def test_4_then_2_then_3_ranks_take_every_sentence_once_an_epoch(pool, numbered, tmp_path, options):
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, ((4, 2), (2, 5), (3, None))),
+        ({"documents": "cross"}, ((4, 2), (2, 5), (3, None))),
+        ({"model": "simcse"}, ((4, 2), (2, 5), (3, None))),
+        ({}, ((3, 2), (1, 9), (2, None))),
+    ],
+    ids=str,
+)
+def test_other_numbers_of_ranks_take_every_sentence_once_an_epoch(pool, numbered, tmp_path, options, parts):
     config = TrainConfig((numbered,), epochs=2, **SMALL | options)
     seen = Counter()
-    for ranks, steps in ((4, 2), (2, 5), (3, None)):
-        answers = together(pool, ranks, replace(config, steps=steps), tmp_path / "run", True)
+    for ranks, steps in parts:
+        answers = on_ranks(pool, ranks, replace(config, steps=steps), tmp_path / "run", True)
         assert len({(answer.step, len(answer.batches)) for answer in answers}) == 1
-        for answer in answers:
-            seen.update(word for batch in answer.batches for word, _ in batch)
-            for batch in answer.batches if "model" not in options else ():
-                assert_neighbours(batch)
-    assert seen == {f"s{number}": 2 for number in range(SENTENCES)}
-
-
-def assert_neighbours(batch):
-    """Sentences that a window joins in a batch follow each other in the text."""
-    numbers = [int(word[1:]) for word, _ in batch]
-    for (one, other), (number, after) in zip(pairwise(batch), pairwise(numbers), strict=True):
-        assert after == number + 1 or one[1] != other[1]
-
-
-def test_one_process_finishes_what_several_began(pool, numbered, tmp_path):
-    config = TrainConfig((numbered,), epochs=2, **SMALL)
-    seen = Counter()
-    for ranks, steps in ((3, 2), (1, 9), (2, None)):
-        for answer in together(pool, ranks, replace(config, steps=steps), tmp_path / "run", True):
-            seen.update(word for batch in answer.batches for word, _ in batch)
+        for batch in (batch for answer in answers for batch in answer.batches):
+            seen.update(word for word, _ in batch)
+            numbers = [int(word[1:]) for word, _ in batch]
+            # Sentences that a window joins in a batch follow each other in the text.
+            for (one, other), (number, after) in zip(pairwise(batch), pairwise(numbers), strict=True):
+                assert after == number + 1 or one[1] != other[1] or "model" in options
     assert seen == {f"s{number}": 2 for number in range(SENTENCES)}
 
 
@@ -100,23 +75,25 @@ def test_one_process_finishes_what_several_began(pool, numbered, tmp_path):
     "kind",
     [
         {},
-        pytest.param({"model": "gloss-bow"}, marks=pytest.mark.slow),
         {"model": "simcse", "dropout": 0.2},
         {"model": "skip-thoughts", "context_size": 1, "hidden_size": 4},
+        pytest.param({"model": "gloss-bow"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_ranks_have_equal_bits_and_a_resumed_training_has_those_of_a_whole_one(
-    pool, numbered, tmp_path, kind
-):
-    config = TrainConfig(
-        (numbered,), valid=numbered, valid_every=1, valid_batches=1, epochs=2, **SMALL | kind
-    )
+def test_ranks_have_equal_bits_and_resumed_ones_those_of_a_whole_training(pool, numbered, tmp_path, kind):
+    settings = SMALL | {"valid_every": 1, "valid_batches": 1, "epochs": 2} | kind
+    config = TrainConfig((numbered,), valid=numbered, **settings)
     for name, pauses in (("whole", (None,)), ("parts", (3, 6, None))):
         for steps in pauses:
-            answers = together(pool, 3, replace(config, steps=steps), tmp_path / name, True)
+            answers = on_ranks(pool, 3, replace(config, steps=steps), tmp_path / name, True)
             assert len({answer.parameters for answer in answers}) == 1
             assert len({answer.generator for answer in answers}) == 3, "the same dropout on two ranks"
+            assert [(answer.rank, answer.shown > 0) for answer in answers] == [
+                (0, True),
+                (1, False),
+                (2, False),
+            ]
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert len(read_generators(tmp_path / "whole" / "checkpoint.safetensors")) == 3
 
@@ -127,7 +104,7 @@ def test_ranks_stop_early_at_the_same_step_with_an_average_also_when_resumed(poo
     config = replace(config, average=0.5, early_stop=2, learning_rate=0.5)
     for name, pauses in (("whole", (None,)), ("parts", (2, None))):
         for steps in pauses:
-            answers = together(pool, 3, replace(config, steps=steps), tmp_path / name, True)
+            answers = on_ranks(pool, 3, replace(config, steps=steps), tmp_path / name, True)
             assert len({answer.parameters for answer in answers}) == 1
             assert len({answer.step for answer in answers}) == 1
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
@@ -153,12 +130,10 @@ def test_ranks_stop_early_at_the_same_step_with_an_average_also_when_resumed(poo
 def test_ranks_train_as_one_process_does_on_their_batches_together(pool, numbered, tmp_path, kind):
     """In random order, the sentences of all ranks in a step are those of one process with a larger batch."""
     config = TrainConfig((numbered,), epochs=2, **SMALL | kind | {"batch_size": 26})
-    together(pool, 4, config, tmp_path / "four")
+    on_ranks(pool, 4, config, tmp_path / "four")
     train(replace(config, batch_size=104), tmp_path / "one")
     assert_near(*(load_file(tmp_path / name / "model.safetensors") for name in ("four", "one")))
-    ours, theirs = (
-        [line["loss"] for line in metrics_without_times(tmp_path / run)] for run in ("four", "one")
-    )
+    ours, theirs = ([line["loss"] for line in lines_of(tmp_path / run)] for run in ("four", "one"))
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
@@ -170,13 +145,10 @@ def assert_near(ours, theirs):
 
 @pytest.mark.parametrize("documents", ["cut", "cross"])
 @pytest.mark.parametrize("kind", [{}, {"model": "skip-thoughts", "context_size": 1}], ids=str)
-def test_ranks_train_on_spans_as_one_process_does_on_separate_texts(
-    pool, numbered, tmp_path, documents, kind
-):
-    config = TrainConfig(
-        (numbered,), encoder="gru", hidden_size=4, documents=documents, clip=5, **SMALL | kind
-    )
-    together(pool, 4, config, tmp_path / "four")
+def test_ranks_train_on_spans_as_one_does_on_separate_texts(pool, numbered, tmp_path, documents, kind):
+    settings = SMALL | {"encoder": "gru", "hidden_size": 4, "documents": documents, "clip": 5} | kind
+    config = TrainConfig((numbered,), **settings)
+    on_ranks(pool, 4, config, tmp_path / "four")
     vocabulary = Vocabulary.load(tmp_path / "four" / "vocabulary.json", unknown=config.unknown)
     one = Trainer(config, [numbered], vocabulary, tmp_path, Progress())
     spans = split([numbered], [Span(Position(), SENTENCES)], 4)
@@ -188,13 +160,10 @@ def test_ranks_train_on_spans_as_one_process_does_on_separate_texts(
         batch = [part for part, _ in parts]
         apart = torch.cat([part.document_ids + 1000 * rank for rank, part in enumerate(batch)])
         pieces = torch.cat([torch.full_like(part.lengths, rank) for rank, part in enumerate(batch)])
-        tokens, lengths = (
-            torch.cat([getattr(part, name) for part in batch]) for name in ("tokens", "lengths")
-        )
+        tokens = torch.cat([part.tokens for part in batch])
+        lengths = torch.cat([part.lengths for part in batch])
         losses.append(float(one.step(Batch(tokens, lengths, apart, batch[-1].position, pieces))[0]))
-    assert [line["loss"] for line in metrics_without_times(tmp_path / "four")] == pytest.approx(
-        losses, rel=1e-5
-    )
+    assert [line["loss"] for line in lines_of(tmp_path / "four")] == pytest.approx(losses, rel=1e-5)
     assert_near(load_file(tmp_path / "four" / "model.safetensors"), one.model.state_dict())
 
 
@@ -209,9 +178,14 @@ def test_gradients_are_summed_whatever_rows_a_rank_has(pool):
     assert half.tolist() == [6.0]
 
 
-def signalled(rank):
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
+def at_rank(number, act, rank):
+    """Has the rank of this number act in a step."""
+    if rank == number:
+        act()
+
+
+def send(number):
+    os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize(
@@ -226,34 +200,18 @@ def signalled(rank):
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(pool, numbered, tmp_path, options):
     """Also in the middle of a warm-up of 7 steps, with a scaled loss."""
     config = TrainConfig((numbered,), epochs=2, **SMALL | options)
-    together(pool, 3, config, tmp_path / "whole")
-    answers = together(pool, 3, config, tmp_path / "stopped", False, signalled, 4)
+    on_ranks(pool, 3, config, tmp_path / "whole")
+    spoil = partial(at_rank, 2, partial(send, signal.SIGTERM))
+    answers = on_ranks(pool, 3, config, tmp_path / "stopped", False, spoil, 4)
     assert {(answer.step, answer.stopped_by) for answer in answers} == {(4, signal.SIGTERM)}
     assert read_progress(tmp_path / "stopped" / "checkpoint.safetensors").step == 4
-    together(pool, 3, config, tmp_path / "stopped", True)
+    on_ranks(pool, 3, config, tmp_path / "stopped", True)
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
-
-
-def test_rank_0_alone_shows_the_progress_and_writes(pool, numbered, tmp_path):
-    config = TrainConfig((numbered,), valid=numbered, valid_batches=1, **SMALL)
-    answers = together(pool, 3, config, tmp_path / "run")
-    assert [answer.shown for answer in answers] == [8, 0, 0]
-    assert [answer.rank for answer in answers] == [0, 1, 2]
-    lines = metrics_without_times(tmp_path / "run")
-    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert "validation_loss" in lines[-1]
-
-
-def errors_of(pool, *arguments):
-    """The errors of three ranks, and the seconds that they took to end."""
-    began = time.monotonic()
-    answers = pool.run(3, trained, *arguments)
-    return answers, time.monotonic() - began
 
 
 def test_ranks_with_different_settings_are_refused(pool, numbered, tmp_path):
     config = TrainConfig((numbered,), **SMALL)
-    answers, _ = errors_of(pool, [config, config, replace(config, batch_size=30)], tmp_path / "run")
+    answers = pool.run(3, trained, [config, config, replace(config, batch_size=30)], tmp_path / "run")
     assert type(answers[2]) is InputError
     assert str(answers[2]) == "batch_size: want 20 as on rank 0, got 30"
     for answer in answers[:2]:
@@ -262,23 +220,17 @@ def test_ranks_with_different_settings_are_refused(pool, numbered, tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_what_rank_0_finds_wrong_is_told_once(pool, numbered, tmp_path):
+    config = TrainConfig((numbered,), **SMALL)
+    for change, words in (
         ({"corpus": ("absent.txt",)}, r"cannot read absent\.txt"),
-        (
-            {"batch_size": 135},
-            "shorter than a batch on each of 3 processes: 403 sentences in .*, batch size 135",
-        ),
-    ],
-)
-def test_what_rank_0_finds_wrong_is_told_once(pool, numbered, tmp_path, change, words):
-    config = replace(TrainConfig((numbered,), **SMALL), **change)
-    answers, _ = errors_of(pool, config, tmp_path / "run")
-    with pytest.raises(InputError, match=words):
-        raise answers[0]
-    assert [answer.is_told for answer in answers[1:]] == [True, True]
-    assert str(answers[1]) == str(answers[2]) == f"rank 0 has failed: {answers[0]}"
+        ({"batch_size": 135}, "shorter than a batch on each of 3 processes: 403 sentences in .*, batch size"),
+    ):
+        answers = pool.run(3, trained, replace(config, **change), tmp_path / "run")
+        with pytest.raises(InputError, match=words):
+            raise answers[0]
+        assert [answer.is_told for answer in answers[1:]] == [True, True]
+        assert str(answers[1]) == str(answers[2]) == f"rank 0 has failed: {answers[0]}"
 
 
 THREADS = """
@@ -293,22 +245,84 @@ Path(__file__).with_name("threads of rank " + os.environ["RANK"]).write_text(" "
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/task").is_dir(), reason="this system does not list a process's threads"
-)
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list threads")
 def test_no_thread_of_the_process_group_outlives_a_training(numbered, tmp_path):
     """One that releases a tensor while Python ends would abort the process."""
     script, out = tmp_path / "threads.py", tmp_path / "run"
     script.write_text(THREADS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--out", out, "--batch-size", "20", "--word-dim", "6", "--profile", tmp_path / "trace.json"]
-    subprocess.run(
-        [*map(str, (*launch, script, "train", numbered, *options))],
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    command = [*launch, script, "train", numbered, *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*map(str, command)], capture_output=True, env=environment, check=True)
     for rank in range(2):  # each writes a file: lines that both print at once may be joined
         names = (tmp_path / f"threads of rank {rank}").read_text()
         assert names
         assert "gloo" not in names
+
+
+TIMEOUT = 6
+WATCHED = {"word_dim": 4, "batch_size": 40, "context_size": 1, "report_every": 1, "checkpoint_every": 2}
+WATCHED |= {"valid_every": 2, "valid_batches": 1, "timeout": TIMEOUT}
+PROCESS = r"\(process \d+ on host \S+\)"
+
+
+@pytest.fixture
+def own_pool():
+    """A new one for each case, most of which end processes."""
+    pool = Pool(3)
+    yield pool
+    pool.close()
+
+
+def fail(kind, words):
+    raise kind(words)
+
+
+ACTS = {
+    "killed": partial(send, signal.SIGKILL),
+    "frozen": partial(send, signal.SIGSTOP),
+    "raising": partial(fail, ZeroDivisionError, "for a test"),
+    "slow": partial(time.sleep, TIMEOUT + 16),  # the others look for who is behind, for nine seconds
+}
+
+
+@pytest.mark.parametrize(
+    ("act", "failed", "place", "words"),
+    [
+        ("raising", 1, "step", "^rank 1 has failed: ZeroDivisionError: for a test$"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("killed", 1, "step", rf"^rank 1 {PROCESS} has died or hangs$"),
+                ("killed", 1, "validate", rf"^rank 1 {PROCESS} has died"),
+                ("killed", 1, "save", rf"^rank 1 {PROCESS} has died or"),
+                ("killed", 0, "step", rf"^rank 0 {PROCESS} has died"),
+                ("killed", 0, "work", rf"^rank 0 {PROCESS} "),
+                ("raising", 0, "work", "^rank 0 has failed: ZeroDivisionError: for"),
+                ("frozen", 1, "step", rf"^rank 1 {PROCESS} (has died|gave no sign)"),
+                ("slow", 1, "step", rf"^rank 1 {PROCESS} did not answer within 6 s"),
+            )
+        ),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others_with_words(planted, tmp_path, own_pool, act, failed, place, words):
+    config = TrainConfig((planted[0],), valid=planted[1], **WATCHED, keep_checkpoint=True)
+    run = tmp_path / "run"
+    answers = own_pool.run(3, trained, config, run, False, partial(at_rank, failed, ACTS[act]), 2, place)
+    others = [answer for rank, answer in enumerate(answers) if rank != failed]
+    for answer in others:
+        with pytest.raises(OtherRankError, match=words):
+            raise answer
+    # The user reads it once: from rank 0, or from the rank itself.
+    assert not all(answer.is_told for answer in others) or answers[failed] != DIED
+    train(replace(config, valid=None), run, resume=True)
+    assert read_progress(run / "checkpoint.safetensors").taken == 480
+
+
+@pytest.mark.slow
+def test_no_timeout_goes_off_while_rank_0_works(planted, tmp_path, own_pool):
+    config = TrainConfig((planted[0],), valid=planted[1], **WATCHED)
+    spoil = partial(at_rank, 0, partial(time.sleep, TIMEOUT + 2))
+    answers = own_pool.run(3, trained, config, tmp_path, False, spoil, 2, "work")
+    assert [getattr(answer, "step", answer) for answer in answers] == [4, 4, 4]

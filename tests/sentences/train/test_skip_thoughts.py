@@ -1,25 +1,15 @@
 """The objective of skip-thoughts against its definition in numpy's float64, and its trainings."""
 
-import json
-import math
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from fastqt.errors import InputError
-from fastqt.sentences.cli import main
-from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Position, Vocabulary
-from fastqt.sentences.train import train
 from fastqt.sentences.train.choice import build_objective
-from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.ranks import Ranks
-from tests.shared.novels import novel
 from tests.shared.tolerances import FLOAT64
+from tests.shared.trainings import trainer_of
 
 SMALL = {"model": "skip-thoughts", "word_dim": 4, "hidden_size": 6, "batch_size": 9, "device": "cpu"}
 WORDS = [f"w{number}" for number in range(12)]
@@ -61,9 +51,8 @@ def loss_by_definition(weights, sentences, documents):
             if not 0 <= j < len(sentences) or documents[i] != documents[j]:
                 continue
             read = [np.zeros(table.shape[1]), *(table[word] for word in sentences[j])][: len(sentences[j])]
-            for state, word in zip(
-                gru(weights, f"{name}.recurrent", read, vector), sentences[j], strict=True
-            ):
+            states = gru(weights, f"{name}.recurrent", read, vector)
+            for state, word in zip(states, sentences[j], strict=True):
                 scores = weights[f"{name}.output"] @ state
                 total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[word]
                 count += 1
@@ -78,15 +67,10 @@ def objective_of(planted, **options):
     return objective
 
 
-def batch_of(lengths=LENGTHS, documents=DOCUMENTS, pieces=None):
-    tokens = torch.randint(12, (len(lengths), 4), generator=torch.Generator().manual_seed(1))
-    return Batch(
-        tokens,
-        torch.tensor(lengths),
-        torch.tensor(documents),
-        Position(),
-        None if pieces is None else torch.tensor(pieces),
-    )
+def batch_of(documents=DOCUMENTS, pieces=None):
+    tokens = torch.randint(12, (8, 4), generator=torch.Generator().manual_seed(1))
+    pieces = None if pieces is None else torch.tensor(pieces)
+    return Batch(tokens, torch.tensor(LENGTHS), torch.tensor(documents), Position(), pieces)
 
 
 @pytest.mark.parametrize("encoder", ["gru", "bigru"])
@@ -136,9 +120,7 @@ def test_the_validation_weighs_batches_by_their_words(planted, tmp_path):
     held_out = tmp_path / "uneven.txt"
     held_out.write_text("place1 place2 place3\n" * 9 + "place1\n\n" * 8 + "place2\n")
     config = TrainConfig((planted[0],), valid=str(held_out), **SMALL, vocab_size=20)
-    with open(planted[0]) as file:
-        vocabulary = Vocabulary.build(file, 20)
-    objective = Trainer(config, [planted[0]], vocabulary, tmp_path, Progress()).objective
+    objective = trainer_of(config, tmp_path).objective
     assert len(objective.held_out) == 2
     objective.model.double()
     weights = {name: p.detach().numpy() for name, p in objective.model.named_parameters()}
@@ -150,60 +132,3 @@ def test_the_validation_weighs_batches_by_their_words(planted, tmp_path):
     wanted = pytest.approx(total / count, rel=1e-6)
     assert objective.validate() == {"validation_loss": wanted, "validation_loss_per_word": wanted}
     assert objective.model.training
-
-
-def test_a_corpus_without_neighbours_is_trained_on(tmp_path):
-    text = tmp_path / "single.txt"
-    text.write_text("one two\n\nthree\n\n" * 20)
-    outcome = train(TrainConfig((str(text),), **SMALL), tmp_path / "run")
-    assert outcome.metrics["loss"] == 0
-    assert SentenceEncoder.load(tmp_path / "run").encode(["one two"]).shape == (1, 6)
-
-
-def test_the_defaults_are_those_of_the_papers():
-    config = TrainConfig(("x",), model="skip-thoughts")
-    assert (config.encoder, config.word_dim, config.hidden_size) == ("gru", 300, 1000)
-    assert (config.batch_size, config.vocab_size, config.clip, config.max_length) == (128, 20_000, 10, 30)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"encoder": "bow"}, "encoder: want gru or bigru with model skip-thoughts, got bow"),
-        ({"init": "torch"}, "init: want paper with model skip-thoughts, got torch"),
-        ({"context_size": 2}, "context_size: want 1 with model skip-thoughts, got 2"),
-        ({"encoder": "bigru", "hidden_size": 5}, "hidden_size: want an even number for bigru, got 5"),
-    ],
-)
-def test_settings_that_the_model_does_not_have_are_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        TrainConfig(("x",), **SMALL | settings)
-
-
-def test_the_commands_on_novels(tmp_path, capsys):
-    corpus, held_out = (
-        novel(tmp_path / name, lines, first=first)
-        for name, lines, first in (("text.txt", 600, 0), ("held_out.txt", 150, 600))
-    )
-    run, x = tmp_path / "run", tmp_path / "x.npy"
-    words = ["train", corpus, "--out", str(run), "--model", "skip-thoughts", "--valid", held_out]
-    words += ["--word-dim", "16", "--hidden-size", "24", "--vocab-size", "500", "--batch-size", "50"]
-    words += ["--valid-batches", "2", "--report-every", "1", "--learning-rate", "0.01", "--epochs", "2"]
-    assert main(words) == 0
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["step"]]  # without that of fresh weights
-    first, last = lines[0], lines[-1]
-    assert first["loss_per_word"] == pytest.approx(math.log(500), rel=0.02)  # untrained, all words are alike
-    assert last["loss_per_word"] < 0.8 * first["loss_per_word"]
-    assert last["validation_loss_per_word"] < 0.85 * math.log(500)
-    assert all(line["cpu_seconds"] > 0 for line in lines)
-    assert main(["embed", str(run), held_out, "--out", str(x)]) == 0
-    vectors = np.load(x)
-    full = np.array([bool(line.strip()) for line in Path(held_out).read_text().splitlines()])
-    assert vectors.shape == (150, 24)
-    np.testing.assert_allclose(np.linalg.norm(vectors[full], axis=1), 1, rtol=1e-5)
-    assert len(SentenceEncoder.load(run, "cpu").vocabulary) == 500
-    capsys.readouterr()
-    sentence = Path(held_out).read_text().splitlines()[0]
-    assert main(["neighbors", str(run), held_out, "--query", sentence, "-k", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("  1.000  ")

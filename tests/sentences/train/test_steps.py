@@ -1,0 +1,528 @@
+"""Each step is torch's own: rates, optimisers, averages, 16 bits, learnt scales, in chunks and compiled."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
+
+from fastqt.errors import InputError
+from fastqt.nn.sparse_gradients import bag_sum
+from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.text import batches
+from fastqt.sentences.train import train
+from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.optim import Adam, RowAdam, clip_gradients
+from fastqt.sentences.train.preparation import read_corpus
+from fastqt.sentences.train.schedule import Factor
+from tests.shared.pairs_of_texts import write_rows, write_teacher
+from tests.shared.tiny_bert import write_tiny_bert
+from tests.shared.tolerances import FLOAT64, relative
+from tests.shared.trained_on_ranks import chunked_gradients
+from tests.shared.trainings import assert_same_run, metrics, metrics_without_times, stopping, trainer_of
+
+SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 1, "report_every": 1}
+SMALL |= {"layers": 1, "heads": 2, "feedforward": 8, "dropout": 0.0}
+STEPS = 30
+SHORT = ["bfloat16", "float16"]
+# torch's compiler looks at gradients of tensors that have none, and hides its own warning, but not an error.
+COMPILED = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+def torch_schedule(optimizer, name, warmup, steps):
+    """torch's schedulers one after the other: the first step has an equal part of the rate, not nothing."""
+    falling = steps - warmup
+    after = {
+        "constant": lambda: ConstantLR(optimizer, 1.0, 1),
+        "linear": lambda: LinearLR(optimizer, 1.0, 0.0, falling),
+        "cosine": lambda: CosineAnnealingLR(optimizer, falling),
+    }[name]()
+    if warmup < 2:
+        return after
+    return SequentialLR(optimizer, [LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1), after], [warmup])
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize(("warmup", "warm_steps"), [(0, 0), (7, 7), (0.3, 9)])
+def test_the_rates_are_those_of_torchs_schedulers(schedule, warmup, warm_steps):
+    config = TrainConfig(("x",), schedule=schedule, warmup=warmup)
+    factor = Factor(config, STEPS)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
+    theirs = torch_schedule(optimizer, schedule, warm_steps, STEPS)
+    for step in range(STEPS):
+        assert factor(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-14)
+        theirs.step()
+    assert warm_steps == 0 or factor(0) == 1 / warm_steps
+    assert schedule == "constant" or factor(STEPS) == pytest.approx(0, abs=1e-15)
+
+
+def torch_step(trainer, optimizer, batch, scaler=None):
+    """The loss of a step that torch takes with the weights of a training."""
+    optimizer.zero_grad()
+    is_short = trainer.config.precision in SHORT
+    with torch.autocast("cpu", getattr(torch, trainer.config.precision) if is_short else None, is_short):
+        loss, _ = trainer.objective.loss(batch)
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(loss).backward()
+    for weight in trainer.parameters:
+        weight.grad = weight.grad.to_dense()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(trainer.parameters, trainer.config.clip)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss
+
+
+def assert_near_and_make_equal(ours, theirs):
+    """Afterwards both have the same weights, so that rounding does not grow."""
+    for one, other in zip(ours.parameters, theirs.parameters, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    theirs.model.load_state_dict(ours.model.state_dict())
+
+
+@pytest.mark.parametrize(("optimizer", "schedule"), [("adamw", "linear"), ("adam", "cosine")])
+def test_each_step_is_that_of_torchs_optimiser_and_schedule(planted, tmp_path, optimizer, schedule):
+    settings = {"schedule": schedule, "warmup": 3, "optimizer": optimizer, "betas": (0.8, 0.95)}
+    settings |= {"encoder": "transformer", "weight_decay": 0.3, "learning_rate": 0.02, "context_size": 2}
+    config = TrainConfig((planted[0],), **SMALL | settings)
+    ours, theirs = (trainer_of(config, tmp_path) for _ in range(2))
+    weights = dict(theirs.model.named_parameters())
+    names = [name for name, weight in weights.items() if weight.dim() == 2 and "layers" in name]
+    assert len(names) == 8  # the matrices of the layers decay, four of each encoder
+    groups = [
+        {"params": [weights[name] for name in names], "weight_decay": 0.3},
+        {"params": [weight for name, weight in weights.items() if name not in names], "weight_decay": 0.0},
+    ]
+    torch_class = torch.optim.AdamW if optimizer == "adamw" else torch.optim.Adam
+    torch_optimizer = torch_class(groups, lr=0.02, betas=(0.8, 0.95), foreach=False)
+    assert ours.last_step == 10
+    torch_rates = torch_schedule(torch_optimizer, schedule, 3, 10)
+    for batch in batches([planted[0]], ours.vocabulary, 50):
+        ours.step(batch)
+        torch_step(theirs, torch_optimizer, batch)
+        torch_rates.step()
+        assert_near_and_make_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("precision", SHORT)
+@pytest.mark.parametrize(("encoder", "chunk"), [("gru", None), ("transformer", 50)])
+def test_each_step_is_that_of_torchs_autocast_and_scaler(planted, tmp_path, precision, encoder, chunk):
+    """Also where all sentences are one chunk, whose computation is that of a batch."""
+    config = TrainConfig((planted[0],), precision=precision, encoder=encoder, chunk=chunk, **SMALL)
+    ours, theirs = (trainer_of(config, tmp_path) for _ in range(2))
+    optimizer = torch.optim.Adam(theirs.parameters, lr=5e-4)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
+    for _, batch in zip(range(3), batches([planted[0]], ours.vocabulary, 50), strict=False):
+        our_loss, measured = ours.step(batch)
+        loss = torch_step(theirs, optimizer, batch, scaler)
+        assert torch.equal(our_loss, loss)
+        assert_near_and_make_equal(ours, theirs)
+        assert our_loss.dtype == measured[0].dtype == ours.parameters[0].dtype == torch.float32
+    exact, _ = theirs.objective.loss(batch)
+    assert exact.item() != loss.item()
+
+
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("bfloat16", {"encoder": "lstm"}),
+        ("float16", {"encoder": "gru", "cell": "reset-before"}),
+        *((each, {"model": "simcse", "encoder": "transformer", "masked_words": 0.1}) for each in SHORT),
+        ("bfloat16", {"model": "mixcse", "form": "released"}),
+        *((each, {"model": "skip-thoughts", "encoder": "gru"}) for each in SHORT),
+        *((each, {"model": "gloss-pos"}) for each in SHORT),
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_has_the_loss_of_float32_but_for_rounding(planted, tmp_path, precision, options):
+    losses = []
+    for name in ("float32", precision):
+        config = TrainConfig((planted[0],), precision=name, steps=1, **SMALL | options)
+        losses.append(train(config, tmp_path / name).metrics["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{"encoder": "gru"}, {"model": "gloss-bow"}], ids=str)
+def test_a_step_whose_gradients_overflow_changes_the_scale_alone(planted, tmp_path, options):
+    """GLOSS moves the rows of a table by an optimiser of its own."""
+    config = TrainConfig((planted[0],), precision="float16", **SMALL | options)
+    progress = Progress(sentences=500)
+    for stored, changes, after in (((2.0**120, 0), False, (2.0**119, 0)), ((2.0**10, 5), True, (2.0**10, 6))):
+        progress.loss_scale, progress.steps_at_scale = stored
+        trainer = trainer_of(config, tmp_path, progress)
+        before = [weight.clone() for weight in trainer.parameters]
+        turn = next(trainer.objective.turns(progress))
+        trainer.step(turn.batch, turn.sizes)
+        assert all(map(torch.equal, before, trainer.parameters)) != changes
+        trainer.precision.store(progress)
+        assert (progress.loss_scale, progress.steps_at_scale) == after
+
+
+@pytest.mark.parametrize(
+    ("options", "decay"), [({"encoder": "gru"}, 0.7), ({"model": "gloss-bow"}, 0.999), ({}, 0.0)], ids=str
+)
+def test_the_average_is_that_of_the_weights_after_each_step(planted, tmp_path, options, decay):
+    config = TrainConfig((planted[0],), average=decay, learning_rate=0.02, **SMALL | options)
+    trainer = trainer_of(config, tmp_path)
+    assert trainer.average.model is trainer.model
+    trainer.model.double()
+    trainer.average = type(trainer.average)(trainer.model, decay)
+
+    history = []
+    for _, turn in zip(range(6), trainer.objective.turns(trainer.progress), strict=False):
+        trainer.step(turn.batch, turn.sizes)
+        history.append([weight.detach().clone() for weight in trainer.parameters])
+    factors = torch.tensor([decay**age for age in reversed(range(6))], dtype=torch.float64)
+    averages = list(trainer.average.model.parameters())
+    assert len(averages) == len(trainer.parameters)
+    for weights, average in zip(zip(*history, strict=True), averages, strict=True):
+        wanted = torch.tensordot(factors / factors.sum(), torch.stack(weights), 1)
+        torch.testing.assert_close(average.detach(), wanted, rtol=FLOAT64, atol=FLOAT64)
+
+
+def test_the_average_is_validated_and_kept_and_the_weights_stay_in_the_checkpoint(planted, tmp_path):
+    """The steps are those without an average."""
+    settings = SMALL | {"valid_every": 2, "keep_checkpoint": True, "learning_rate": 0.02}
+    config = TrainConfig((planted[0],), valid=planted[1], average=0.8, **settings)
+    train(config, tmp_path / "run")
+    train(replace(config, average=None), tmp_path / "plain")
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    stored = load_file(tmp_path / "run" / "checkpoint.safetensors")
+    raw = load_file(tmp_path / "plain" / "model.safetensors")
+    for name, tensor in kept.items():
+        assert torch.equal(tensor, stored[f"average.module.{name}"])
+        assert torch.equal(raw[name], stored[f"model.{name}"])
+        assert not torch.equal(tensor, raw[name])
+    assert SentenceEncoder.load(tmp_path / "run").encode(["topic1word1"]).shape == (1, 12)
+    lines, plain = (metrics_without_times(tmp_path / run) for run in ("run", "plain"))
+    assert [line.get("loss") for line in lines] == [line.get("loss") for line in plain]
+    assert lines[0] == plain[0]
+    assert lines[-1]["validation_loss"] != plain[-1]["validation_loss"]
+
+
+@pytest.mark.parametrize("chunk", [None, 13])
+def test_a_scale_is_learnt_as_a_logarithm_that_is_clamped(planted, tmp_path, chunk):
+    """As CLIP learns it."""
+    settings = {"model": "simcse", "learn_scale": True, "scale": 5.0, "max_scale": 5.07, "chunk": chunk}
+    settings |= {"encoder": "bow", "learning_rate": 0.01, "clip": 0.0}
+    trainer = trainer_of(TrainConfig((planted[0],), **SMALL | settings), tmp_path)
+    trainer.model.double()
+    learnt = torch.nn.Parameter(torch.tensor(math.log(5.0)).double())
+    adam = torch.optim.Adam([learnt], lr=0.01)
+    scales = []
+    for _, turn in zip(range(6), trainer.objective.turns(trainer.progress), strict=False):
+        _, (z1, z2, *_) = trainer.step(turn.batch, turn.sizes)
+        scores = learnt.exp() * F.normalize(z1, dim=1) @ F.normalize(z2, dim=1).T
+        adam.zero_grad()
+        F.cross_entropy(scores, torch.arange(len(z1))).backward()
+        adam.step()
+        learnt.data.clamp_(max=math.log(5.07))
+        scales.append(trainer.model.loss.scale.detach().item())
+        assert scales[-1] == pytest.approx(learnt.detach().exp().item(), rel=FLOAT64)
+    assert max(scales) == pytest.approx(5.07), "the limit was not reached"
+    assert len(set(scales)) > 1
+
+
+KINDS = [
+    {"context_size": 2},
+    {"encoder": "combine"},
+    {"model": "simcse", "encoder": "transformer"},
+    {"model": "mixcse", "encoder": "gru", "form": "released", "partner": "random"},
+]
+
+
+def assert_equal(in_chunks, at_once):
+    """The sums of chunks differ from those of a batch by roundings of float64 alone."""
+    assert len(in_chunks) == len(at_once) > 3
+    for ours, theirs in zip(in_chunks, at_once, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert relative(ours.double(), theirs.double()) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_gradients_in_chunks_are_those_of_the_whole_batch(planted, kind):
+    assert_equal(*chunked_gradients(TrainConfig((planted[0],), chunk=7, **SMALL | kind)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "simcse", "encoder": "gru"},
+        {"model": "pairs", "teacher_weight": 0.5},
+        {"model": "pairs", "loss": "gist", "teacher_weight": 0.5},
+    ],
+    ids=str,
+)
+def test_gradients_of_rows_in_chunks_are_those_of_the_whole_batch(tmp_path, settings):
+    rows = write_rows(tmp_path / "rows.tsv", 120, 3)
+    if settings["model"] == "pairs":
+        settings = settings | {"teacher": write_teacher(tmp_path, 120, 3)[0], "clip": 0.0}
+    assert_equal(*chunked_gradients(TrainConfig((rows,), chunk=7, **SMALL | settings)))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=str)
+def test_gradients_of_two_ranks_are_those_of_their_whole_batches(pool, planted, kind):
+    config = TrainConfig((planted[0],), chunk=7, **SMALL | kind)
+    answers = pool.run(2, chunked_gradients, config)
+    for answer in answers:
+        assert isinstance(answer, list), answers
+        assert_equal(*answer)
+    assert all(map(torch.equal, answers[0][0][:4], answers[1][0][:4])), "the sums differ between the ranks"
+
+
+# Prints by how many bytes the process grows in a step of `batch` sentences in chunks of 64.
+GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.tools.memory import growth_of_process
+from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.preparation import read_corpus
+
+corpus, batch = sys.argv[1], int(sys.argv[2])
+config = TrainConfig((corpus,), model="simcse", encoder="transformer", layers=2, word_dim=128, heads=4,
+                     feedforward=512, batch_size=batch, chunk=64, device="cpu")
+vocabulary, progress = read_corpus(config, [corpus], 1)
+trainer = Trainer(config, [corpus], vocabulary, Path(), progress)
+turn = next(iter(trainer.objective.turns(progress)))
+small = trainer.objective.sentences.sample(np.arange(4))
+trainer.step(small)  # allocates the state of the optimiser
+print(growth_of_process(lambda: trainer.step(turn.batch))[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not report the memory")
+def test_a_large_batch_in_chunks_needs_the_memory_of_a_small_one_and_of_its_embeddings(tmp_path):
+    draw = random.Random(0)
+    words = [f"w{number}" for number in range(500)]
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n".join(" ".join(draw.choices(words, k=16)) for _ in range(4096)))
+
+    def growth(batch):
+        # With a mapping for each tensor, memory that is freed goes back, and malloc keeps nothing of it.
+        program = [sys.executable, "-c", GROWTH, str(corpus), str(batch)]
+        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144"}
+        done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
+        return int(done.stdout)
+
+    small, large = growth(64), growth(4096)
+    embeddings = 2 * 4096 * 128 * 4  # of two views of each sentence
+    assert large < 1.3 * small + embeddings, [round(x / 2**20, 1) for x in (small, large, embeddings)]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Traces modules and differentiates them as the compiler does, but makes no machine code of them."""
+    original = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda self, dynamic, options: original(self, dynamic=dynamic, backend="aot_eager"),
+    )
+    monkeypatch.setattr("fastqt.sentences.train.compiled._check_compiler", lambda device: None)
+
+
+def assert_same_steps(config, folder):
+    """The losses and measured tensors of some steps are those without the compiler."""
+    results = []
+    for each in (config, replace(config, compile=False)):
+        vocabulary, progress = read_corpus(each, list(each.corpus), 1)
+        trainer = Trainer(each, list(each.corpus), vocabulary, folder, progress)
+        found = []
+        for _, turn in zip(range(3), trainer.objective.turns(progress), strict=False):
+            loss, measured = trainer.step(turn.batch, turn.sizes)
+            found += [loss, *measured]
+        results.append((found, trainer.model.state_dict().keys()))
+    (ours, names), (theirs, wanted) = results
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert names == wanted
+
+
+@pytest.mark.slow
+@COMPILED
+@pytest.mark.parametrize("options", [{}, {"model": "simcse", "chunk": 20}], ids=str)
+def test_steps_of_a_compiled_transformer_are_those_without_the_compiler(planted, tmp_path, quick, options):
+    """With dropout, which draws the same numbers, and with batches of several lengths."""
+    settings = SMALL | {"encoder": "transformer", "compile": True, "dropout": 0.2} | options
+    assert_same_steps(TrainConfig((planted[0],), **settings), tmp_path)
+
+
+@pytest.mark.slow
+@COMPILED
+def test_steps_of_a_compiled_checkpoint_are_those_without_the_compiler(tmp_path, quick):
+    write_tiny_bert(tmp_path / "bert")
+    settings = {"encoder": "huggingface", "checkpoint": str(tmp_path / "bert"), "model": "simcse"}
+    text = "\n".join("the cat sat on a mat ."[: 5 + number % 17] for number in range(150))
+    (tmp_path / "text").write_text(text)
+    settings |= {"batch_size": 50, "compile": True, "max_length": 12}
+    assert_same_steps(TrainConfig((str(tmp_path / "text"),), **settings), tmp_path)
+
+
+@pytest.mark.slow
+@COMPILED
+def test_a_resumed_compiled_training_has_the_bits_of_a_whole_one(planted, tmp_path):
+    """Though it begins with a batch of another shape; with machine code, on this machine's compiler."""
+    settings = SMALL | {"encoder": "transformer", "compile": True, "model": "simcse", "dropout": 0.2}
+    config = TrainConfig((planted[0],), valid=planted[1], valid_every=5, keep_checkpoint=True, **settings)
+    train(config, tmp_path / "whole")
+    assert train(config, tmp_path / "parts", display=stopping(4)).stopped_by == signal.SIGTERM
+    train(config, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+    train(replace(config, compile=False), tmp_path / "eager")
+    names = [set(load_file(tmp_path / run / "model.safetensors")) for run in ("whole", "eager")]
+    assert names[0] == names[1]
+    losses = [[line["loss"] for line in metrics(tmp_path / run)] for run in ("whole", "eager")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_a_machine_on_which_torch_cannot_compile_is_told(planted, tmp_path, monkeypatch):
+    def fail(*_, **options):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    config = TrainConfig((planted[0],), **SMALL | {"encoder": "transformer", "compile": True})
+    with pytest.raises(InputError, match=r"compile: want a machine .*; it fails with: no C\+\+ compiler"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_schedule_is_not_resumed_towards_another_end(planted, tmp_path):
+    config = TrainConfig((planted[0],), schedule="linear", steps=4, keep_checkpoint=True, **SMALL)
+    train(config, tmp_path / "run")
+    with pytest.raises(InputError, match=r"cannot resume: steps is 9, but .* with 4, and its learning rate"):
+        train(replace(config, steps=9), tmp_path / "run", resume=True)
+    constant = replace(config, schedule="constant", warmup=6)
+    train(constant, tmp_path / "constant")
+    assert train(replace(constant, steps=9), tmp_path / "constant", resume=True).step == 9
+
+
+def test_what_the_model_or_the_training_cannot_have_is_refused(planted, tmp_path):
+    for settings, message in (
+        ({"schedule": "cosine", "warmup": 10}, "warmup: want less than the 10 steps of the training, got 10"),
+        ({"weight_decay": 0.1}, "weight_decay: want 0 with model quickthoughts and encoder bow, whose"),
+        ({"optimizer": "adamw"}, "weight_decay: want 0 with .* encoder bow, .* got 0.01"),
+        ({"model": "gloss-pos", "weight_decay": 0.1}, "weight_decay: want 0 with model gloss"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(TrainConfig((planted[0],), **SMALL | settings), tmp_path / "run")
+
+
+V, D = 40, 6
+
+
+def bags(seed):
+    """Random token ids in nine bags, some of them empty, and the gradient of a loss by the bags' sums."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 7, (9,), generator=generator)
+    ids = torch.randint(0, V, (int(lengths.sum()),), generator=generator)
+    upstream = torch.randn(9, D, generator=generator, dtype=torch.float64)
+    return ids, lengths.cumsum(0) - lengths, upstream
+
+
+def test_bag_sum_refuses_a_second_derivative():
+    ids, offsets, upstream = bags(0)
+    weight = torch.rand(V, D, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(bag_sum(weight, ids, offsets), weight, upstream, create_graph=True)
+
+
+def dense_lookup(weight, ids, offsets):
+    return F.embedding_bag(ids, weight, offsets, mode="sum")
+
+
+def sparse_lookup(weight, ids, offsets):
+    """torch's own sparse gradient, in which a row occurs as often as its token."""
+    return F.embedding_bag(ids, weight, offsets, mode="sum", sparse=True)
+
+
+@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_many_steps_agree_with_torch(lookup, max_norm):
+    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    ours, theirs = ([torch.nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
+    our_adam, their_adam = Adam(ours, lr=0.01), torch.optim.Adam(theirs, lr=0.01)
+    for seed in range(30):
+        ids, offsets, upstream = bags(seed)
+        for (table, dense), adam, read in ((ours, our_adam, lookup), (theirs, their_adam, dense_lookup)):
+            adam.zero_grad()
+            ((read(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
+        norms = clip_gradients(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+        torch.testing.assert_close(*norms)
+        our_adam.step()
+        their_adam.step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_parameter_without_gradient_is_not_changed():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    other = torch.nn.Parameter(torch.ones(3))
+    other.sum().backward()
+    adam = Adam([parameter, other], lr=0.1)
+    torch.testing.assert_close(clip_gradients([parameter, other], 1.0), torch.tensor(3.0).sqrt())
+    adam.step()
+    assert torch.equal(parameter, torch.ones(3))
+    torch.testing.assert_close(other.detach(), torch.full((3,), 0.9))
+
+
+@pytest.mark.parametrize("lookup", [bag_sum, dense_lookup])
+@pytest.mark.parametrize("size", [1e-7, 0.0])
+def test_tiny_gradients_are_clipped_as_in_torch(lookup, size):
+    """At a tiny norm, the constant that prevents the division 0 / 0 changes the result."""
+    ids, offsets, upstream = bags(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(V, D, dtype=torch.float64)) for _ in range(2))
+    (lookup(ours, ids, offsets) * upstream * size).sum().backward()
+    (dense_lookup(theirs, ids, offsets) * upstream * size).sum().backward()
+    clip_gradients([ours], 1e-7)
+    torch.nn.utils.clip_grad_norm_([theirs], 1e-7)
+    torch.testing.assert_close(ours.grad.to_dense(), theirs.grad, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
+def test_each_row_takes_the_steps_of_its_own_adam(lookup):
+    """The oracle has a torch Adam for each row, which takes a step only when the row has a gradient."""
+    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    table, dense = (torch.nn.Parameter(tensor.clone()) for tensor in start)
+    ours = RowAdam([table, dense], lr=0.01)
+    rows = [torch.nn.Parameter(row.clone()) for row in start[0]]
+    dense_row = torch.nn.Parameter(start[1].clone())
+    theirs = [torch.optim.Adam([parameter], lr=0.01) for parameter in (*rows, dense_row)]
+    counts = torch.zeros(V)
+    for seed in range(30):
+        ids, offsets, upstream = bags(seed)
+        ids %= 1 + seed  # the last rows never have a gradient, and the first ones often
+        ((lookup(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
+        wanted = dense_lookup(torch.stack(list(rows)), ids, offsets)
+        ((wanted * upstream).sum() * dense_row.sum()).backward()
+        named = ids.unique().tolist()
+        counts[named] += 1
+        before = table.detach().clone()
+        ours.step()
+        assert table.grad is None
+        still = torch.ones(V, dtype=torch.bool).index_fill(0, torch.tensor(named), False)
+        assert torch.equal(table[still], before[still])
+        for row in (*named, V):
+            theirs[row].step()
+        ours.zero_grad()
+        for optimizer in theirs:
+            optimizer.zero_grad()
+        assert relative(table, torch.stack(list(rows))) < FLOAT64
+        assert relative(dense, dense_row) < FLOAT64
+    assert torch.equal(ours.state[table]["step"], counts)
+    assert counts.unique().numel() > 5
