@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.cli import main
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from tests.shared.novels import novel
 
 SMALL = ["--word-dim", "16", "--vocab-size", "500", "--batch-size", "50", "--learning-rate", "0.01"]
