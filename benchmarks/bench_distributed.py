@@ -1,16 +1,11 @@
 """Losses of a batch that several processes hold, beside one process with the whole batch.
 
-for loss in contrastive_loss info_nce_loss clip_loss; do
-    for size in 2 4; do
-        pytest --benchmark --benchmark-json benchmarks/results/distributed-$loss-$size.json \\
-            benchmarks/bench_distributed.py -k "$loss and size$size"
-    done
-done
+pytest --benchmark --benchmark-json benchmarks/results/distributed.json benchmarks/bench_distributed.py
 
-Each run is stored on its own. Each process has one thread, and what counts is the CPU time of all processes
-together, Gloo's threads and the system's work included: with more processes than cores the wall clock would
-measure how they take turns. As in a training, a step follows another: the one before it is not counted, in
-which the system hands out memory that it has taken back while the other contestants ran.
+Each process has one thread, and what counts is the CPU time of all processes together, Gloo's threads and the
+system's work included: with more processes than cores the wall clock would measure how they take turns. As in
+a training, a step follows another: the one before it is not counted, in which the system hands out memory
+that it has taken back while the other contestants ran.
 """
 
 from __future__ import annotations
@@ -79,8 +74,8 @@ def predicted_peak(loss: str, size: int, exchange: str) -> int:
     return 4 * (VISITING * rows * D + cells)
 
 
-@pytest.mark.parametrize("loss", ["contrastive_loss", "info_nce_loss", "clip_loss"])
 @pytest.mark.parametrize("size", [2, 4], ids="size{}".format)
+@pytest.mark.parametrize("loss", ["clip_loss", "contrastive_loss", "info_nce_loss"])
 def test_distributed(benchmark, loss, size):
     rows = 256 if benchmark.disabled else N
     one, several = (Ranks(ranks, contestants, loss, rows) for ranks in (1, size))

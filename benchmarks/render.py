@@ -27,6 +27,7 @@ from benchmarks.measure.learning import (
     gloss_inference_table,
     gloss_table,
     learning_table,
+    neighbours_text,
     retrieval_sentence,
     retrieval_table,
     seeds_table,
@@ -89,11 +90,6 @@ def stored_logistic() -> Run:
     return stored("logistic")
 
 
-def stored_distributed() -> list[Run]:
-    """The runs of benchmarks/bench_distributed.py, by loss and ranks."""
-    return [quiet_run(path) for path in sorted(RESULTS.glob("distributed-*.json"))]
-
-
 def sections(run: Run) -> dict[str, Callable[[], str]]:
     return {
         **{f"papers {name}": section for name, section in (pages.SECTIONS | claims.SECTIONS).items()},
@@ -128,8 +124,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "peak machine": lambda: machine(stored("peak")),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
-        "distributed": lambda: distributed_table(stored_distributed()),
-        "distributed machine": lambda: machine(stored_distributed()[0]),
+        "distributed": lambda: distributed_table(stored("distributed")),
+        "distributed machine": lambda: machine(stored("distributed")),
         "predictions": predict.predictions_table,
         "scaling thresholds": predict.thresholds_table,
         "allocator": lambda: allocator.allocator_table(allocator.stored()["found"]),
@@ -146,7 +142,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "gloss": gloss_table,
         "gloss inference": gloss_inference_table,
         "interpolation": lambda: stored_text("gloss-interpolation.txt"),
-        "neighbours": lambda: stored_text("quickthoughts-bow/neighbours.txt"),
+        "neighbours": lambda: neighbours_text("quickthoughts-bow"),
         "gallery nearest": lambda: stored_text("gallery/nearest-sentences.txt"),
         "gallery clip": lambda: stored_text("gallery/clip.txt"),
         "gallery search": lambda: stored_text("gallery/search.txt"),

@@ -1,4 +1,4 @@
-"""What is no ordinary tensor or number is refused by name."""
+"""What is no ordinary tensor or number is refused by name; integers of all dtypes are taken as int64."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastqt
+from fastqt.checks import INTEGERS
+from fastqt.ids import as_ids
 from fastqt.targets import as_targets
 from tests.shared.calls import CALLS, D, F, G, N
 
@@ -87,3 +89,18 @@ def test_other_numbers_and_flags_of_numpy():
     given = {"normalize": np.bool_(True), "memory": np.int64(2**25), "reduction": np.str_("sum")}
     wanted = fastqt.info_nce_loss(F, G, normalize=True, memory=2**25, reduction="sum")
     assert torch.equal(fastqt.info_nce_loss(F, G, **given), wanted)
+
+
+@pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str))
+def test_ids_of_all_integer_dtypes_are_taken(dtype):
+    assert as_ids("ids", torch.tensor([3, 0, 5]).to(dtype)).tolist() == [3, 0, 5]
+
+
+def test_unsigned_ids_that_int64_does_not_hold_are_refused():
+    """2**64 - 100 wraps to -100, which means that a row has no target."""
+    ids = torch.tensor([0, 2**64 - 100], dtype=torch.uint64)
+    for targets in (ids, fastqt.Diagonal()):
+        groups = {} if targets is ids else {"query_groups": ids, "candidate_groups": ids}
+        with pytest.raises(ValueError, match=r"^(targets|query_groups): want values below 2\*\*63"):
+            fastqt.contrastive_loss(F[:2], G[:2], targets, diagonal="keep", **groups)
+    assert as_ids("ids", torch.tensor([2**63 - 1], dtype=torch.uint64)).item() == 2**63 - 1

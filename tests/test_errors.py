@@ -1,272 +1,297 @@
-"""Bad arguments are refused with a message that names the argument, what was wanted and what came."""
+"""Bad arguments are refused in words: the argument, what is wanted, what came, and what users can do."""
+
+import inspect
 
 import pytest
 import torch
 
 import fastqt
+from fastqt import Diagonal, Sparse, Window, nn, smoothed
 from fastqt.engines import ops, plans
 from tests.shared.tolerances import FLOAT64
 
-Q = torch.randn(6, 4)
-C = torch.randn(6, 4)
-X = torch.zeros(6, 6, dtype=torch.bool)
-
-REFUSED = {
-    "queries not a tensor": ({"queries": [[1.0]]}, TypeError, r"queries: want a tensor, got list"),
-    "queries of rank 1": ({"queries": Q[0]}, ValueError, r"queries: want shape \(rows, D\), got \(4,\)"),
-    "candidates of rank 3": ({"candidates": C[None]}, ValueError, r"candidates: .* got \(1, 6, 4\)"),
-    "another D": (
-        {"candidates": C[:, :3]},
-        ValueError,
-        r"candidates: want D=4 columns as queries has, got 3",
-    ),
-    "another D of negatives": ({"negatives": C[:, :3]}, ValueError, r"negatives: want D=4"),
-    "another dtype": ({"candidates": C.double()}, TypeError, r"candidates: want dtype torch.float32"),
-    "integers": (
-        {"queries": Q.long()},
-        TypeError,
-        r"queries: want a floating-point dtype .* got torch.int64",
-    ),
-    "a tensor without values": ({"candidates": C.to("meta")}, ValueError, r"candidates: want .* values, got"),
-    "no queries": ({"queries": Q[:0]}, ValueError, r"queries: want at least one row .* \(0, 4\)"),
-    "no candidates": ({"candidates": C[:0]}, ValueError, r"candidates: want at least one row"),
-    "no columns": ({"queries": Q[:, :0]}, ValueError, r"queries: want at least one row and one column"),
-    "row negatives short": ({"row_negatives": C[:5]}, ValueError, r"row_negatives: .* N=6 queries, got 5"),
-    "context 0": ({"context_size": 0}, ValueError, r"context_size.*: want an integer >= 1, got 0"),
-    "context 1.5": ({"context_size": 1.5}, ValueError, r"context_size.*: want an integer >= 1, got 1.5"),
-    "context N": ({"context_size": 6}, ValueError, r"context_size\): want a reach .* N=6 .* got 6"),
-    "context far beyond memory": (
-        {"context_size": 10**12},
-        ValueError,
-        r"context_size\): .* got 10{12}",
-    ),
-    "context True": ({"context_size": True}, ValueError, r"context_size\): want an integer >= 1, got True"),
-    "context beside targets": (
-        {"targets": fastqt.Window(2), "context_size": 2},
-        ValueError,
-        r"context_size: want it in Window\(...\) when targets are given",
-    ),
-    "offsets beyond the batch": (
-        {"targets": fastqt.Window(offsets=[1, -6])},
-        ValueError,
-        r"offsets: want a reach of fewer rows .* got 6",
-    ),
-    "diagonal": ({"diagonal": "none"}, ValueError, r"diagonal: want one of 'zero', .* got 'none'"),
-    "reduction": ({"reduction": "max"}, ValueError, r"reduction: want one of 'mean', .* got 'max'"),
-    "memory": ({"memory": "none"}, ValueError, r"memory: want one of 'fast', 'low', got 'none'"),
-    "memory of few bytes": ({"memory": 64}, ValueError, r"memory: want at least 16777216 bytes, got 64"),
-    "memory of no integer": (
-        {"memory": 1e9},
-        TypeError,
-        r"memory: want 'fast' or 'low', or a number of bytes as an integer, got 1000000000.0",
-    ),
-    "memory as a flag": ({"memory": True}, TypeError, r"memory: want 'fast' or 'low', .*, got True"),
-    "backend": (
-        {"backend": "cudnn"},
-        ValueError,
-        r"backend: want one of cpu, cuda, triton, torch, reference, got 'cudnn'",
-    ),
-    "scale nan": (
-        {"scale": float("nan")},
-        ValueError,
-        r"scale: want a finite number, .* got nan",
-    ),
-    "scale inf tensor": ({"scale": torch.tensor(torch.inf)}, ValueError, r"scale: want a finite number"),
-    "scale 0": ({"scale": 0}, ValueError, r"scale: want a positive number, .* 1 / temperature, got 0"),
-    "scale negative": ({"scale": -0.05}, ValueError, r"scale: want a positive number, .* got -0.05"),
-    "scale beyond float32": ({"scale": 1e39}, ValueError, r"scale: want .* float32 holds, .* got 1e\+39"),
-    "bias beyond float32": ({"bias": -1e39}, ValueError, r"bias: want .* float32 holds, .* got -1e\+39"),
-    "scale text": ({"scale": "20"}, TypeError, r"scale: want a number or a 0-d tensor, got str"),
-    "scale vector": ({"scale": torch.ones(1)}, ValueError, r"scale: .* 0-d .* got shape \(1,\)"),
-    "document ids of rank 2": ({"document_ids": X.long()}, ValueError, r"document_ids: want a 1-D"),
-    "document ids as floats": ({"document_ids": Q[:, 0]}, TypeError, r"document_ids: want an integer dtype"),
-    "document ids short": (
-        {"document_ids": torch.zeros(5, dtype=torch.long)},
-        ValueError,
-        r"document_ids: .* N=6 queries",
-    ),
-    "document ids beside targets": (
-        {"targets": fastqt.Window(), "document_ids": torch.zeros(6, dtype=torch.long)},
-        ValueError,
-        r"document_ids: want it in Window",
-    ),
-    "targets of another kind": (
-        {"targets": "diagonal"},
-        TypeError,
-        r"targets: want fastqt targets or a tensor",
-    ),
-    "targets of rank 3": ({"targets": torch.zeros(1, 6, 6)}, ValueError, r"targets: want \(N,\) .* got 3-D"),
-    "targets of another shape": (
-        {"targets": torch.zeros(6, 5)},
-        ValueError,
-        r"targets: want shape \(N, M\) = \(6, 6\), got \(6, 5\)",
-    ),
-    "target matrix of integers": ({"targets": X.long()}, TypeError, r"targets: want a floating-point"),
-    "indices short": ({"targets": torch.arange(5)}, ValueError, r"targets: want a class index .* got 5"),
-    "indices as floats": ({"targets": Q[:, 0]}, TypeError, r"targets: want an integer dtype"),
-    "index outside": (
-        {"targets": torch.tensor([1, 2, 3, 4, 5, 6])},
-        ValueError,
-        r"targets: row 5's target column 6 is outside the M=6 candidates",
-    ),
-    "index negative": (
-        {"targets": torch.tensor([1, -1, 3, 4, 5, 0])},
-        ValueError,
-        r"targets: row 1's target column -1 is outside",
-    ),
-    "index on the diagonal": (
-        {"targets": torch.tensor([1, 2, 2, 4, 5, 0])},
-        ValueError,
-        r"targets: row 2's target column 2 is on the diagonal that diagonal='zero' replaces",
-    ),
-    "matrix on the diagonal": (
-        {"targets": torch.eye(6), "diagonal": "exclude"},
-        ValueError,
-        r"targets: row 0's target column 0 is on the diagonal that diagonal='exclude' replaces",
-    ),
-    "negative weight": (
-        {"targets": -torch.eye(6).roll(1, 1)},
-        ValueError,
-        r"targets: row 0's target column 1 has a weight that is negative",
-    ),
-    "infinite weight": (
-        {"targets": torch.where(torch.eye(6).roll(1, 1) > 0, torch.inf, 0.0)},
-        ValueError,
-        r"targets: row 0's target column 1 has an infinite weight",
-    ),
-    "infinite sum of weights": (
-        {"targets": torch.full((6, 6), 1e308, dtype=torch.float64).to_sparse_csr(), "diagonal": "keep"},
-        ValueError,
-        r"targets: row 0's target column \d has an infinite weight, or makes the sum",
-    ),
-    "masked target": (
-        {"mask": torch.eye(6).roll(1, 1).bool()},
-        ValueError,
-        r"targets: row 0's target column 1 is a cell that mask excludes",
-    ),
-    "diagonal targets": (
-        {"targets": fastqt.Diagonal()},
-        ValueError,
-        r"targets: Diagonal\(\) .*diagonal='keep'",
-    ),
-    "offset 0": ({"targets": fastqt.Window(offsets=[0, 1])}, ValueError, r"targets: Window has offset 0"),
-    "smoothed and exclude": (
-        {"targets": fastqt.smoothed(fastqt.Window()), "diagonal": "exclude"},
-        ValueError,
-        r"targets: smoothed targets .* diagonal='exclude' forbids",
-    ),
-    "smoothed and mask": (
-        {"targets": fastqt.smoothed(fastqt.Window()), "mask": X},
-        ValueError,
-        r"mask: want None",
-    ),
-    "one group": ({"query_groups": torch.arange(6)}, ValueError, r"candidate_groups: want it together"),
-    "groups short": (
-        {"query_groups": torch.arange(6), "candidate_groups": torch.arange(5)},
-        ValueError,
-        r"candidate_groups: want 6 ids, got 5",
-    ),
-    "mask of floats": ({"mask": X.float()}, TypeError, r"mask: want dtype torch.bool"),
-    "mask of another shape": (
-        {"mask": X[:5]},
-        ValueError,
-        r"mask: want shape \(N, M\) = \(6, 6\), got \(5, 6\)",
-    ),
-}
+F, G = torch.randn(2, 8, 16)
+OWN = torch.arange(8)
+X = torch.zeros(8, 8, dtype=torch.bool)
+NEXT = torch.eye(8).roll(1, 1)  # as targets, the next candidate
+HUGE = torch.full((8, 8), 1e308, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("default_backend", ["cpu", "torch", "reference"])
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name, default_backend, monkeypatch):
-    monkeypatch.setenv("FASTQT_BACKEND", default_backend)
-    arguments, kind, message = REFUSED[name]
-    with pytest.raises(kind, match=message):
-        fastqt.contrastive_loss(**{"queries": Q, "candidates": C, **arguments})
+def loss(queries=F, candidates=G, targets=None, **options):
+    return lambda: fastqt.contrastive_loss(queries, candidates, targets, **options)
 
 
+# Typical mistakes of users: a call, and what its message begins with, wants, got, and says that helps.
+MISTAKES = [
+    (
+        lambda: fastqt.info_nce_loss(F, G, temperature=0.05),
+        "temperature: no option of info_nce_loss; want scale",
+    ),
+    (
+        lambda: nn.InfoNCELoss(temperature=0.05),
+        "temperature: no option of InfoNCELoss; want .* 1 / temperature",
+    ),
+    (loss(candidates=G[:, :12]), "candidates: want D=16 columns as queries has, got 12"),
+    (
+        lambda: fastqt.info_nce_loss(F, G[:5]),
+        "candidates: want at least N=8 rows, one for each row of queries, got 5",
+    ),
+    (loss(F[0]), r"queries: want shape \(rows, D\), got \(16,\).* make a row of it by unsqueeze\(0\)"),
+    (
+        loss(F @ G.T, OWN),
+        r"candidates: want shape \(rows, D\), got \(8,\).* give embeddings, not scores and labels",
+    ),
+    (
+        lambda: fastqt.simcse_loss(F[None], G[None]),
+        r"z1: want .*\(rows, D\), got \(1, 8, 16\).* flatten .* or pool over",
+    ),
+    (loss(F[:0], G[:0]), r"queries: want at least one row.*, got shape \(0, 16\).* skip such a batch"),
+    (
+        loss(F.long(), G.long()),
+        r"queries: want a floating-point dtype.*, got torch\.int64.* convert it by float\(\)",
+    ),
+    (loss(F.numpy(), G.numpy()), "queries: want a tensor, got ndarray.* convert it by torch.as_tensor"),
+    (
+        lambda: fastqt.clip_loss(F, G.half(), scale=20.0),
+        r"b: want dtype torch.float32 as a, got torch\.float16.* by to\(\)",
+    ),
+    (
+        loss(F, G.to("meta")),
+        "candidates: want a tensor with values.*on the device meta.* load the model's weights",
+    ),
+    (
+        lambda: fastqt.supcon_loss(F, OWN.float()),
+        r"labels: want an integer dtype.*torch\.float32.*by long\(\)",
+    ),
+    (
+        lambda: fastqt.ntxent_loss(F, OWN[:, None]),
+        r"labels: want a 1-D tensor of integers.*\(8, 1\).* by flatten\(\)",
+    ),
+    (
+        lambda: fastqt.ntxent_loss(F, G),
+        r"labels: want a 1-D .*\(8, 16\).*torch\.cat\(.*torch\.arange.*repeat\(2\)",
+    ),
+    (lambda: fastqt.supcon_loss(F, OWN[:5]), "labels: want one .*for each of the 8 embeddings.*got 5"),
+    (
+        loss(F, G, Diagonal()),
+        r"targets: Diagonal\(\) .*on the diagonal.* diagonal='zero'.* use diagonal='keep'",
+    ),
+    (loss(F, G, torch.eye(5), diagonal="keep"), r"targets: want shape \(N, M\) = \(8, 8\), got \(5, 5\)"),
+    (
+        lambda: Sparse(torch.eye(8).to_sparse()),
+        r"csr_tensor: want .*sparse_csr.*got .*sparse_coo.*to_sparse_csr\(\)",
+    ),
+    (loss(scale=float("nan")), "scale: want a finite number, which is 1 / temperature, got nan"),
+    (loss(scale=-20.0), r"scale: want a positive number, which is 1 / temperature, got -20\.0"),
+    (loss(scale=torch.ones(1)), r"scale: want a number or a 0-d tensor, .*got shape \(1,\).* by squeeze\(\)"),
+    (loss(reduction="avg"), "reduction: want one of 'mean', 'sum', 'none', 'mean_of_targets', got 'avg'"),
+    (
+        loss(backend="cudnn"),
+        r"backend: want one of cpu, cuda, .*got 'cudnn'.*show_config\(\) says which work",
+    ),
+    (loss(backend="cuda"), "backend: 'cuda' is not available: .*without one the best that works is taken"),
+    (loss(document_ids=OWN[:5]), "document_ids: want one id for each of N=8 queries, .*got 5 ids"),
+    (loss(context_size=0), r"size \(context_size\): want an integer >= 1, got 0"),
+    (
+        loss(context_size=8),
+        r"size \(context_size\): want a reach of fewer rows .*got 8.* smaller one, or a larger batch",
+    ),
+    (loss(negatives=G[:, :12]), "negatives: want D=16 columns as queries has, got 12"),
+    (
+        loss(mask=torch.zeros(8, 8)),
+        r"mask: want dtype torch\.bool.*, got torch\.float32.* convert it by bool\(\)",
+    ),
+    (loss(group="world"), r"group: want a Group, a ProcessGroup.*got str.*torch\.distributed\.group\.WORLD"),
+    (loss(memory=1024), "memory: want at least 16777216 bytes, got 1024"),
+    (
+        lambda: fastqt.multiple_negatives_ranking_loss(F, G, directions="query_to_doc"),
+        "directions: want a sequence of names.*got 'query_to_doc'.* put the name into a list",
+    ),
+    (
+        lambda: nn.InfoNCELoss()(F, G, reduction="sum"),
+        "reduction: want it when InfoNCELoss is made, not in a call",
+    ),
+    (
+        lambda: nn.ContrastiveLoss(document_ids=OWN),
+        "document_ids: no option of ContrastiveLoss, want it in each call",
+    ),
+    (
+        lambda: fastqt.clip_loss(F, G, scale=1.0, reducton="sum"),
+        "reducton: no option of clip_loss; the nearest is reduction",
+    ),
+    (lambda: nn.SimCSELoss(reducton="sum"), "reducton: no option of SimCSELoss; the nearest is reduction"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), MISTAKES, ids=[words[:30] for _, words in MISTAKES])
+def test_the_message_says_what_to_do(call, words):
+    with pytest.raises((TypeError, ValueError), match=f"^{words}") as raised:
+        call()
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 200
+
+
+# Refusals by the kind of error and their words.
+TYPE, VALUE = TypeError, ValueError
+REFUSED = [
+    (loss(candidates=G[:0]), VALUE, "candidates: want at least one row"),
+    (loss(F[:, :0]), VALUE, "queries: want at least one row and one column"),
+    (loss(candidates=G[None]), VALUE, r"candidates: .* got \(1, 8, 16\)"),
+    (loss(row_negatives=G[:5]), VALUE, "row_negatives: .* N=8 queries, got 5"),
+    (loss(context_size=1.5), VALUE, "size .*want an integer >= 1, got 1.5"),
+    (loss(context_size=True), VALUE, "size .*want an integer >= 1, got True"),
+    (loss(context_size=10**12), VALUE, r"size .*got 10{12}"),
+    (
+        loss(targets=Window(2), context_size=2),
+        VALUE,
+        r"context_size: want it in Window\(...\) when targets are",
+    ),
+    (loss(targets=Window(offsets=[1, -8])), VALUE, "offsets: want a reach of fewer rows .* got 8"),
+    (loss(diagonal="none"), VALUE, "diagonal: want one of 'zero', .* got 'none'"),
+    (loss(memory="none"), VALUE, "memory: want one of 'fast', 'low', got 'none'"),
+    (
+        loss(memory=1e9),
+        TYPE,
+        "memory: want 'fast' or 'low', or a number of bytes as an integer, got 1000000000.0",
+    ),
+    (loss(memory=True), TYPE, "memory: want 'fast' or 'low', .*, got True"),
+    (loss(scale=torch.tensor(torch.inf)), VALUE, "scale: want a finite number"),
+    (loss(scale=0), VALUE, "scale: want a positive number, .* 1 / temperature, got 0"),
+    (loss(scale=1e39), VALUE, r"scale: want .* float32 holds, .* got 1e\+39"),
+    (loss(bias=-1e39), VALUE, r"bias: want .* float32 holds, .* got -1e\+39"),
+    (loss(scale="20"), TYPE, "scale: want a number or a 0-d tensor, got str"),
+    (loss(document_ids=X.long()), VALUE, "document_ids: want a 1-D"),
+    (loss(document_ids=F[:, 0]), TYPE, "document_ids: want an integer dtype"),
+    (loss(targets=Window(), document_ids=OWN), VALUE, "document_ids: want it in Window"),
+    (loss(targets="diagonal"), TYPE, "targets: want fastqt targets or a tensor"),
+    (loss(targets=torch.zeros(1, 8, 8)), VALUE, r"targets: want \(N,\) .* got 3-D"),
+    (loss(targets=X.long()), TYPE, "targets: want a floating-point"),
+    (loss(targets=OWN[:5]), VALUE, "targets: want a class index .* got 5"),
+    (loss(targets=F[:, 0]), TYPE, "targets: want an integer dtype"),
+    (loss(targets=Window(offsets=[0, 1])), VALUE, "targets: Window has offset 0"),
+    (
+        loss(targets=smoothed(Window()), diagonal="exclude"),
+        VALUE,
+        "targets: smoothed .* diagonal='exclude' forbids",
+    ),
+    (loss(targets=smoothed(Window()), mask=X), VALUE, "mask: want None"),
+    (loss(query_groups=OWN), VALUE, "candidate_groups: want it together"),
+    (loss(query_groups=OWN, candidate_groups=OWN[:5]), VALUE, "candidate_groups: want 8 ids, got 5"),
+    (loss(mask=X[:5]), VALUE, r"mask: want shape \(N, M\) = \(8, 8\), got \(5, 8\)"),
+    (lambda: Window(0), VALUE, "size .*: want an integer >= 1, got 0"),
+    (lambda: Window(2, offsets=[1]), VALUE, "size .*: want None beside offsets, got 2"),
+    (
+        lambda: Window(weights=[1e-309, 1.0]),
+        VALUE,
+        "weights: want a ratio of at least 1e-250 .* got 1e-309 and 1.0",
+    ),
+    (lambda: Window(weights=[10**400, 1]), VALUE, "weights: want one positive number"),
+    (lambda: Window(weights=[float("nan"), 1]), VALUE, "weights: want one positive number"),
+    (lambda: Window(weights=[1.0]), VALUE, r"weights: .* 2 offsets, got \[1.0\]"),
+    (lambda: Window(weights=[1.0, -1.0]), VALUE, "weights: want one positive number"),
+    (lambda: Window(offsets=[]), VALUE, "offsets: want distinct integers, at least one"),
+    (lambda: Window(offsets=[1, 1]), VALUE, "offsets: want distinct integers"),
+    (lambda: Sparse(torch.eye(2)), VALUE, "csr_tensor: .* torch.sparse_csr"),
+    (lambda: Sparse(torch.eye(2).long().to_sparse_csr()), TYPE, "csr_tensor: want a floating"),
+    (lambda: Sparse([[1.0]]), TYPE, "csr_tensor: want a tensor, got list"),
+    (lambda: smoothed(Window(), 0), VALUE, "smoothing: want a positive number, .* got 0"),
+    (
+        lambda: smoothed(Window(), 1e-309),
+        VALUE,
+        "smoothing: want a positive number, at least 1e-290, got 1e-309",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED, ids=[words[:30] for *_, words in REFUSED])
+def test_refused(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+# Targets whose values are wrong, which each engine has to find.
+OF_VALUES = [
+    (
+        loss(targets=OWN + 1, diagonal="keep"),
+        r"row 7's target column 8 is outside .*0\.\.7.*-100 for no target",
+    ),
+    (loss(targets=OWN.roll(1).index_fill(0, OWN[1], -1)), "row 1's target column -1 is outside"),
+    (
+        loss(targets=OWN.roll(-1).index_fill(0, OWN[2], 2)),
+        "row 2's .*column 2 is on the diagonal that diagonal='zero'",
+    ),
+    (
+        loss(targets=torch.eye(8), diagonal="exclude"),
+        "row 0's .*column 0 is on the diagonal that diagonal='exclude'",
+    ),
+    (loss(targets=-NEXT), "row 0's target column 1 has a weight that is negative"),
+    (loss(targets=torch.where(NEXT > 0, torch.inf, 0.0)), "row 0's target column 1 has an infinite weight"),
+    (
+        loss(targets=HUGE.to_sparse_csr(), diagonal="keep"),
+        r"row 0's .*column \d has an infinite weight, or makes the sum",
+    ),
+    (loss(mask=NEXT.bool()), "row 0's target column 1 is a cell that mask excludes"),
+]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize(("call", "words"), OF_VALUES, ids=[words[:40] for _, words in OF_VALUES])
+def test_targets_are_refused_for_their_values(call, words, backend, monkeypatch):
+    monkeypatch.setenv("FASTQT_BACKEND", backend)
+    with pytest.raises(ValueError, match=f"^targets: {words}"):
+        call()
+
+
+@pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize(
-    ("make", "kind", "message"),
+    ("paired", "message"),
     [
-        (lambda: fastqt.Window(0), ValueError, r"size .*: want an integer >= 1, got 0"),
-        (lambda: fastqt.Window(2, offsets=[1]), ValueError, r"size .*: want None beside offsets, got 2"),
-        (
-            lambda: fastqt.Window(weights=[1e-309, 1.0]),
-            ValueError,
-            r"weights: want a ratio of at least 1e-250 .* got 1e-309 and 1.0",
-        ),
-        (lambda: fastqt.Window(weights=[10**400, 1]), ValueError, r"weights: want one positive number"),
-        (lambda: fastqt.Window(weights=[float("nan"), 1]), ValueError, r"weights: want one positive number"),
-        (lambda: fastqt.Window(offsets=[]), ValueError, r"offsets: want distinct integers, at least one"),
-        (lambda: fastqt.Window(offsets=[1, 1]), ValueError, r"offsets: want distinct integers"),
-        (lambda: fastqt.Window(weights=[1.0]), ValueError, r"weights: .* 2 offsets, got \[1.0\]"),
-        (lambda: fastqt.Window(weights=[1.0, -1.0]), ValueError, r"weights: want one positive number"),
-        (lambda: fastqt.Sparse(torch.eye(2)), ValueError, r"csr_tensor: .* torch.sparse_csr"),
-        (
-            lambda: fastqt.Sparse(torch.eye(2).long().to_sparse_csr()),
-            TypeError,
-            r"csr_tensor: want a floating",
-        ),
-        (
-            lambda: fastqt.smoothed(fastqt.Window(), 0),
-            ValueError,
-            r"smoothing: want a positive number, .* got 0",
-        ),
-        (
-            lambda: fastqt.smoothed(fastqt.Window(), 1e-309),
-            ValueError,
-            r"smoothing: want a positive number, at least 1e-290, got 1e-309",
-        ),
-        (lambda: fastqt.Sparse([[1.0]]), TypeError, r"csr_tensor: want a tensor, got list"),
+        (fastqt.info_nce_loss, "candidates: want at least N=8 rows, .* of queries"),
+        (lambda a, b: fastqt.siglip_loss(a, b, scale=1.0, bias=0.0), "b: want at least N=8 rows, .* of a"),
+        (lambda a, b: fastqt.clip_loss(a, b, scale=1.0), "b: want a row for each of the 8 rows of a"),
     ],
 )
-def test_targets_refuse(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda a, b: fastqt.info_nce_loss(a, b), r"candidates: want at least N=6 rows, .* of queries"),
-        (lambda a, b: fastqt.siglip_loss(a, b, scale=1.0, bias=0.0), r"b: want at least N=6 rows, .* of a"),
-        (lambda a, b: fastqt.clip_loss(a, b, scale=1.0), r"b: want a row for each of the 6 rows of a"),
-    ],
-)
-def test_a_row_without_its_pair_is_refused(loss, message, rows):
+def test_a_row_without_its_pair_is_refused(paired, message, rows):
     with pytest.raises(ValueError, match=f"^{message}, got {rows}$"):
-        loss(Q, C[:rows])
-    assert fastqt.contrastive_loss(Q, C[:rows], fastqt.Diagonal(), diagonal="keep").isfinite()
+        paired(F, G[:rows])
+    assert loss(F, G[:rows], Diagonal(), diagonal="keep")().isfinite()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in fastqt.__all__ if name.endswith("_loss") or name == "log_sum_exp"]
+)
+def test_every_loss_says_what_stands_for_a_temperature(name):
+    function = getattr(fastqt, name)
+    advice = "; want scale, which is 1 / temperature" * ("scale" in inspect.signature(function).parameters)
+    with pytest.raises(TypeError, match=f"^temperature: no option of {name}{advice}"):
+        function(temperature=0.05)
 
 
 def test_numbers_beyond_float32_are_taken_with_float64():
-    loss = fastqt.contrastive_loss(Q.double() * 1e-39, C.double(), scale=1e39)
-    assert loss.item() == pytest.approx(fastqt.contrastive_loss(Q.double(), C.double()).item(), rel=FLOAT64)
+    found = loss(F.double() * 1e-39, G.double(), scale=1e39)()
+    assert found.item() == pytest.approx(loss(F.double(), G.double())().item(), rel=FLOAT64)
 
 
 def test_an_unknown_environment_is_named(monkeypatch):
     monkeypatch.setenv("FASTQT_BACKEND", "gpu")
     message = "FASTQT_BACKEND: want one of cpu, cuda, triton, torch, reference, got 'gpu'"
     with pytest.raises(ValueError, match=message):
-        fastqt.contrastive_loss(Q, C)
+        loss()()
 
 
 def test_without_the_extension(monkeypatch, capsys):
     """The reference engine computes everything. Asking for the C++ engine is an error that says why."""
-    expected = fastqt.contrastive_loss(Q.double(), C.double()).item()
-    monkeypatch.setattr(plans, "known", {})
-    monkeypatch.setattr(ops, "native_error", "the extension fastqt._C is not built")
-    assert fastqt.contrastive_loss(Q.double(), C.double()).item() == pytest.approx(expected, rel=FLOAT64)
-    with pytest.raises(ValueError, match=r"backend: 'cpu' is not available: .*not built"):
-        fastqt.contrastive_loss(Q, C, backend="cpu")
-    fastqt.show_config()
-    out = capsys.readouterr().out
-    assert "not built" in out
-    assert torch.__version__ in out
-
-
-def test_show_config_of_a_whole_build(capsys):
     fastqt.show_config()
     out = capsys.readouterr().out
     assert f"fastqt   {fastqt.__version__}" in out
     assert "not built" not in out
+    expected = loss(F.double(), G.double())().item()
+    monkeypatch.setattr(plans, "known", {})
+    monkeypatch.setattr(ops, "native_error", "the extension fastqt._C is not built")
+    assert loss(F.double(), G.double())().item() == pytest.approx(expected, rel=FLOAT64)
+    with pytest.raises(ValueError, match=r"backend: 'cpu' is not available: .*not built"):
+        loss(backend="cpu")()
+    fastqt.show_config()
+    out = capsys.readouterr().out
+    assert "not built" in out
+    assert torch.__version__ in out

@@ -55,11 +55,7 @@ MADE = {
     "dtype": ({"candidates": CANDIDATES.double()}, TypeError, "candidates: want dtype torch.float32"),
     "negatives": ({"negatives": NEGATIVES[0]}, ValueError, r"negatives: want shape \(rows, D\)"),
     "margin": ({"margin": math.nan}, ValueError, "margin: want a finite number"),
-    "strategy": (
-        {"margin_strategy": "perc"},
-        ValueError,
-        "margin_strategy: want one of 'absolute'",
-    ),
+    "strategy": ({"margin_strategy": "perc"}, ValueError, "margin_strategy: want one of 'absolute'"),
     "normalize": ({"normalize": 1}, TypeError, "normalize: want True or False"),
     "thresholds": ({"thresholds": torch.zeros(5)}, ValueError, r"thresholds: want shape \(6,\), got \(5,\)"),
     "integers": ({"thresholds": torch.zeros(6).long()}, TypeError, "thresholds: want a floating-point dtype"),

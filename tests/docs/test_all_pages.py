@@ -3,27 +3,163 @@
 A block that cannot run with its page says why in a comment above it: <!-- not run: it needs a GPU -->
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib.util
+import lzma
 import re
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+import fastqt
+from fastqt.problem import Rows
 from fastqt.sentences.cli import main
 from fastqt.sentences.cli.arguments import build_parser
-from tests.shared.page_blocks import DOCS, PAGES, ROOT, blocks, commands, headings, of_fastqt
-from tests.shared.page_names import LINES, NAMES
+from tests.shared.page_blocks import PAGES, ROOT, blocks, commands, headings, of_fastqt
 
-# Pages whose blocks other tests run: they compare blocks with each other, or give commands small settings.
-RUN_BY = {
-    "quick-start.md": "test_quick_start.py",
-    **dict.fromkeys(("migrating.md", "choosing.md", "faq.md"), "test_pages.py"),
-    **{name: "test_pages.py" for name in PAGES if name.startswith("how-to/")},
+LINES = ["the cat sat.", "a cat", "", "a mat", "the mats sat on a cat."] * 30
+SMALL = ["--word-dim", "4", "--batch-size", "20", "--steps", "2"]
+
+Names = dict[str, Any]
+MonkeyPatch = pytest.MonkeyPatch
+
+
+def embeddings(*names: str, D: int = 8) -> Names:
+    """Leaves of 12 rows each, the same in each run."""
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(12, D, generator=generator, requires_grad=True) for name in names}
+
+
+def index(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    return {**embeddings("queries", "candidates"), "temperature": 0.05}
+
+
+def readme(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    ids = torch.arange(12)
+    return {
+        **embeddings("f", "g", "x", "hard", "z1", "z2", "z3", "images", "texts"),
+        **embeddings("queries", "candidates", "weight"),
+        **{"fastqt": fastqt, "temperature": 0.05, "log_scale": torch.zeros((), requires_grad=True)},
+        **{"labels": ids, "ids": ids // 6, "document_ids": ids // 6, "vocab_size": 20},
+        **{"tokens": torch.ones(12, 4, dtype=torch.long), "lengths": torch.full((12,), 4)},
+    }
+
+
+def architecture(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    return {"Rows": Rows}
+
+
+def evaluation(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    for name, row in (("MR/all", "{0}\tword{0} {1}\n"), ("STSB/dev", "x\t{1}\tword{1}\tword{0}\n")):
+        path = folder / f"{name}.tsv"
+        path.parent.mkdir()
+        path.write_text("".join(row.format(label, number) for label in (0, 1) for number in range(12)))
+    (folder / "STSB" / "test.tsv").write_text((folder / "STSB" / "dev.tsv").read_text())
+    return {"encode": lambda texts: np.array([[len(text), "1" in text] for text in texts]), "data": folder}
+
+
+class Towers(nn.Module):
+    """Two encoders, and CLIP's temperature; or, of images alone, an encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.texts = nn.Linear(6, 4), nn.Linear(5, 4)
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, images: torch.Tensor, texts: torch.Tensor | None = None) -> Any:
+        if texts is None:
+            return self.images(images)
+        return self.images(images), self.texts(texts), self.log_scale.exp()
+
+
+def distributed(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    """A group of one process, which is there before the page makes it."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1
+    )
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
+    towers = Towers()
+    return {
+        **{"fastqt": fastqt, "torch": torch, "tokens": torch.randn(8, 6)},
+        **embeddings("a", "b"),
+        "log_scale": torch.zeros((), requires_grad=True),
+        "process_group": None,
+        "Towers": lambda: towers,
+        "DistributedDataParallel": nn.parallel.DistributedDataParallel,
+        "loader": [(torch.randn(4, 6), torch.randn(4, 5)) for _ in range(2)],
+        "optimizer": torch.optim.SGD(towers.parameters(), lr=0.1),
+    }
+
+
+class Clip(nn.Module):
+    """A model with the outputs of open_clip's, whose images and texts are embeddings already."""
+
+    def forward(self, images: Tensor, texts: Tensor) -> dict[str, Tensor]:
+        return {"image_features": images, "text_features": texts, "logit_scale": torch.tensor(10.0)}
+
+
+def integrations(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    """Tiny models under the names that the page downloads or reads."""
+    import datasets
+    import sentence_transformers
+    import transformers
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "##s", "."]
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, **sizes)
+    transformers.BertModel(config).save_pretrained(folder / "bert")
+    ids = {word: number for number, word in enumerate(vocabulary)}
+    transformers.BertTokenizer(vocab=ids).save_pretrained(folder / "bert")
+    real = sentence_transformers.SentenceTransformer
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", lambda name: real(str(folder / "bert")))
+
+    (folder / "train.py").write_text("import sentence_transformers\n")
+    (folder / "novels.txt.xz").write_bytes(lzma.compress("\n".join(LINES).encode()))
+    (folder / "novels.txt").write_text("\n".join(LINES))
+    assert main(["train", "novels.txt", "--out", "MODEL", *SMALL]) == 0
+    columns = {
+        name: ["the cat sat.", "a mat", "a cat", "the mats"] for name in ("anchor", "positive", "negative")
+    }
+    open_clip = types.SimpleNamespace(create_model=lambda name, output_dict: Clip())
+    return {
+        **embeddings("queries", "keys", D=128),
+        **{"fastqt": fastqt, "torch": torch, "triplets": datasets.Dataset.from_dict(columns)},
+        **{"images": torch.randn(4, 8), "texts": torch.randn(4, 8)},
+        **{"rank": 0, "world_size": 1, "open_clip": open_clip, "device": "cpu"},
+    }
+
+
+NAMES: dict[str, Callable[[Path, MonkeyPatch], Names]] = {
+    "README.md": readme,
+    "architecture.md": architecture,
+    "distributed.md": distributed,
+    "evaluation.md": evaluation,
+    "index.md": index,
+    "integrations.md": integrations,
 }
-SLOW = {"distributed.md", "evaluation.md", "integrations.md"}
-# Pages whose commands are run one after the other. Others train for long, or have tests of their own.
+
+
+ALL = {"README.md": ROOT / "README.md", **PAGES}
+SLOW = {
+    *("distributed.md", "evaluation.md", "integrations.md", "migrating.md"),
+    *(f"how-to/{name}.md" for name in ("embed", "evaluate", "search", "export")),
+}
+# Libraries that a page's blocks import beside torch and fastqt.
+NEEDS = {
+    "migrating.md": ("sentence_transformers", "pytorch_metric_learning"),
+    "how-to/evaluate.md": ("sklearn",),
+    "how-to/export.md": ("sentence_transformers", "onnx", "onnxscript", "onnxruntime"),
+}
+# A page whose commands run as they are; test_pages.py compares its blocks of Python with each other.
 RUN = ["quick-start.md"]
 # The texts that these commands read.
 TEXTS = ("novels.txt", "held-out.txt", "sentences.txt")
@@ -35,41 +171,38 @@ MAKE = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 def with_python() -> list:
     return [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name, path in PAGES.items()
-        if name not in RUN_BY and any(not block.reason for block in blocks(path, "python"))
+        for name, path in ALL.items()
+        if name not in RUN and any(not block.reason for block in blocks(path, "python"))
     ]
 
 
 @pytest.fixture
-def no_group_left():
+def as_before():
+    """No process group is left, and torch draws on as if nothing had been drawn."""
+    before = torch.random.get_rng_state()
     yield
+    torch.random.set_rng_state(before)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*")
 @pytest.mark.parametrize("name", with_python())
-def test_python_runs(name, tmp_path, monkeypatch, no_group_left):
+def test_python_runs(name, tmp_path, monkeypatch, as_before):
+    for library in NEEDS.get(name, ()):
+        pytest.importorskip(library, reason=f"{library} is not installed")
     monkeypatch.chdir(tmp_path)
     names = NAMES[name](tmp_path, monkeypatch) if name in NAMES else {}
     names["__name__"] = "__main__"
-    for block in blocks(PAGES[name], "python"):
+    for block in blocks(ALL[name], "python"):
         if not block.reason:
-            exec(compile("\n" * (block.line - 1) + block.code, str(PAGES[name]), "exec"), names)
-
-
-@pytest.mark.parametrize("name", [name for name in RUN_BY if name in PAGES])
-def test_pages_with_a_test_of_their_own_have_one(name):
-    test = (Path(__file__).parent / RUN_BY[name]).read_text()
-    assert f'"{name}"' in test or f'"{Path(name).stem}"' in test
+            exec(compile("\n" * (block.line - 1) + block.code, str(ALL[name]), "exec"), names)
 
 
 def all_blocks() -> list:
-    """Every block for the shell of the pages and the README."""
-    paths = {"README.md": ROOT / "README.md", **PAGES}
     return [
         pytest.param(block, id=f"{name}-{number}")
-        for name, path in paths.items()
+        for name, path in ALL.items()
         for number, block in enumerate(blocks(path, *SHELLS))
     ]
 
@@ -119,15 +252,10 @@ def test_reasons_stand_above_blocks(name):
 
 def test_links_lead_to_files_and_headings():
     """On GitHub too, where pages are read as they are."""
-    for name, path in {"README.md": ROOT / "README.md", **PAGES}.items():
+    for name, path in ALL.items():
         text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
             found = (path.parent / target).resolve() if target else path
             assert found.exists(), f"{name}: {target}"
             if anchor and found.suffix == ".md":
                 assert anchor in headings(found), f"{name}: {target}#{anchor}"
-
-
-def test_pages_are_found():
-    assert {"index.md", "quick-start.md", "concepts.md", "kernels.md", "losses.md"} <= set(PAGES)
-    assert len(PAGES) == len([path for path in DOCS.rglob("*.md") if "_" not in path.parent.name])

@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from fastqt.integrations.open_clip import ClipLoss, SigLipLoss
 from tests.shared.migrating_on_ranks import RANKS_SECTION, differences_on_ranks, factors_on_ranks, run
-from tests.shared.open_clip_module import open_clip_losses
 from tests.shared.page_blocks import PAGES, Block, blocks
 from tests.shared.ranks import Ranks
 
@@ -170,26 +168,7 @@ def test_the_plain_loss_is_no_measure_for_converged_inputs_in_float32(monkeypatc
     assert (found[1] - wanted[1]).abs().max() > 0.1 * wanted[1].abs().max()
 
 
-@pytest.mark.parametrize("near_pairs", [False, True], ids=["random", "converged"])
-@pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss"])
-def test_classes_of_open_clip(name, near_pairs):
-    library = open_clip_losses()
-    if library is None:
-        pytest.skip("open_clip is not installed")
-    theirs, ours = getattr(library, name)(), {"ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}[name]()
-    torch.manual_seed(0)
-    a, b = (near(torch.arange(N)) if near_pairs else torch.randn(N, D) for _ in range(2))
-    scale = torch.tensor(SCALE if near_pairs else 10.0)
-    inputs = [F.normalize(a, dim=1), F.normalize(b, dim=1), scale]
-    if name == "SigLipLoss":
-        inputs.append(torch.tensor(-10.0))
-    given = [x.requires_grad_() for x in inputs]
-    truth = [x.detach().double().requires_grad_() for x in inputs]
-    compare(results(ours, given), results(theirs, truth), CONVERGED[torch.float32] if near_pairs else FLOAT32)
-
-
 def test_variants_of_info_nce():
-    """The table below InfoNCE."""
     torch.manual_seed(0)
     f, g = (torch.randn(N, D, dtype=torch.float64) for _ in range(2))
     r, ids, own, s = torch.randn(N, 3, D, dtype=torch.float64), torch.arange(N) // 3, torch.arange(N), 7.0

@@ -1,70 +1,45 @@
-"""The pages for users: their blocks and commands run in order."""
+"""The pages for users: their blocks and commands run, and what they say of values and messages is so."""
 
+import re
 import shutil
 
 import pytest
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
 
+import fastqt
+from fastqt.engines import ops
 from fastqt.sentences.cli import main
-from tests.shared.migrating_on_ranks import run, trained_retriever
+from tests.shared.migrating_on_ranks import losses_of_rows, trained_retriever
 from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
-from tests.shared.ranks import Ranks
+from tests.shared.ranks import RankError, Ranks
+from tests.shared.tolerances import FLOAT32, relative
 
-HOW_TO = ("train", "embed", "evaluate", "search", "retriever", "export", "distributed", "16-bit", "gpu")
-NAMES = ("migrating.md", "choosing.md", "faq.md", *(f"how-to/{name}.md" for name in HOW_TO))
 # Libraries that a page's blocks import beside torch and fastqt.
 NEEDS = {
-    "migrating.md": ("sentence_transformers", "pytorch_metric_learning"),
     "how-to/evaluate.md": ("sklearn",),
     "how-to/export.md": ("sentence_transformers", "onnx", "onnxscript", "onnxruntime"),
 }
-SLOW = ("migrating.md", "how-to/embed.md", "how-to/evaluate.md", "how-to/search.md", "how-to/export.md")
 COMMANDS = ("train", "embed", "evaluate", "search", "retriever", "export")
 WITH_COMMANDS = tuple(f"how-to/{name}.md" for name in COMMANDS)
-each_page = pytest.mark.parametrize("page", NAMES)
 
 
-def test_all_pages_are_listed():
-    assert {f"how-to/{path.name}" for path in DOCS.glob("how-to/*.md")} <= set(NAMES)
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES]
-)
-def test_python_blocks_run(page, tmp_path, monkeypatch):
-    for library in NEEDS.get(page, ()):
-        pytest.importorskip(library, reason=f"{library} is not installed")
-    monkeypatch.chdir(tmp_path)
-    python = blocks(PAGES[page], "python")
-    assert python or page == "how-to/train.md"  # which has commands alone
-    before = torch.random.get_rng_state()
-    try:
-        run(python, {})
-    finally:
-        torch.random.set_rng_state(before)
-    assert not dist.is_initialized()
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
 
 
 @pytest.mark.slow
-def test_a_retriever_on_two_ranks():
+def test_a_retriever_on_two_ranks(two):
     """Its losses are those of both ranks' rows, so that both have the same bits, and the same weights."""
-    two = Ranks(2)
-    try:
-        (loss, weights), (other_loss, other_weights) = two.run(trained_retriever)
-    finally:
-        two.close()
+    (loss, weights), (other_loss, other_weights) = two.run(trained_retriever)
     assert torch.equal(loss, other_loss)
     assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))
 
 
-@each_page
-def test_blocks_name_their_language(page):
-    assert {block.language for block in blocks(PAGES[page])} <= {"python", "sh", "text"}
-
-
 def write_inputs(folder, planted) -> None:
-    """The files that the commands of the pages name."""
     for source, name in zip(planted, ("corpus.txt", "held-out.txt"), strict=True):
         shutil.copyfile(source, folder / name)
     shutil.copyfile(planted[1], folder / "sentences.txt")
@@ -114,3 +89,145 @@ def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
         quick = QUICK if words[0] == "train" and "--resume" not in words else []
         quick = quick + (NARROW if quick and "--matryoshka-dims" not in words else [])
         assert main([*words, *quick]) == 0, capsys.readouterr().err
+
+
+PAGE = blocks(PAGES["quick-start.md"], "python")
+LEAVES = ("queries", "candidates", "images", "texts", "log_scale")
+# Sums of some hundred terms that are nearly as large as their result, in another order.
+FLOAT64 = 1e-12
+
+
+def run(code: str, names: dict) -> dict[str, torch.Tensor]:
+    """Runs a block and returns the loss, and the gradients that it has given to the leaves."""
+    for leaf in LEAVES:
+        if leaf in names:
+            names[leaf].grad = None
+    exec(code, names)
+    grads = {leaf: names[leaf].grad for leaf in LEAVES if leaf in names and names[leaf].grad is not None}
+    return {"loss": names["loss"].detach(), **{name: grad.clone() for name, grad in grads.items()}}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, FLOAT64), (torch.float32, FLOAT32)])
+def test_before_and_after_are_one_loss(dtype, tolerance, capsys):
+    names: dict = {}
+    found = None
+    compared = 0
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for block in PAGE:
+            result = run(block.code, names) if "loss" in block.code else exec(block.code, names)
+            if block.above == "After:":
+                assert set(result) == set(found)
+                assert len(result) >= 3
+                for name, value in result.items():
+                    assert value.dtype is dtype
+                    assert relative(value, found[name]) < tolerance, name
+                compared += 1
+            found = result if block.above == "Before:" else None
+    finally:
+        torch.set_default_dtype(default)
+    assert compared == 2
+    first, last = names["losses"][0], names["losses"][-1]
+    assert last < first / 2
+
+    # The page prints each loss before and after, in four digits, of which rounding may change the last one.
+    *printed, end = capsys.readouterr().out.splitlines()
+    before, after = ([float(line) for line in printed[start::2]] for start in (0, 1))
+    assert before == pytest.approx(after, abs=1.1e-4)
+    assert len(before) == compared
+    assert end == f"{first:.2f} at the beginning, {last:.2f} at the end"
+
+
+N, D = 64, 16
+
+
+def embeddings(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    f, g = (torch.randn(N, D, generator=generator, dtype=dtype, requires_grad=True) for _ in range(2))
+    return f, g
+
+
+def double_backward():
+    f, g = embeddings()
+    (gradient,) = torch.autograd.grad(fastqt.info_nce_loss(f, g), f, create_graph=True)
+    gradient.sum().backward()
+
+
+def with_scale(scale):
+    return lambda: fastqt.info_nce_loss(*embeddings(), scale=scale)
+
+
+RAISED = {
+    "scale: want a positive number, which is 1 / temperature, got 0.0": with_scale(0.0),
+    "scale: want a finite number, which is 1 / temperature, got nan": with_scale(torch.tensor(float("nan"))),
+    "temperature: no option of info_nce_loss; want scale, which is 1 / temperature": (
+        lambda: fastqt.info_nce_loss(*embeddings(), temperature=0.05)
+    ),
+    "candidates: want dtype torch.float32 as queries, got torch.float64": lambda: fastqt.info_nce_loss(
+        embeddings()[0], embeddings(torch.float64)[1]
+    ),
+    "fastqt.contrastive_loss is differentiable once and in reverse mode": double_backward,
+    "size (context_size): want a reach of fewer rows than the batch": lambda: fastqt.contrastive_loss(
+        *embeddings(), context_size=N
+    ),
+}
+ON_THE_COMMAND_LINE = {
+    "the corpus is shorter than a batch": ["--batch-size", "1000"],
+    "already holds a run: resume it, or choose another directory": ["--batch-size", "30", "--steps", "1"],
+}
+ELSEWHERE = {
+    "fastqt was built without CUDA: its build found no nvcc, or was to use none",
+    "queries: want 12 rows as in the calls before, got 6",
+}
+
+
+def test_each_message_of_the_page_is_tested():
+    errors = DOCS.joinpath("faq.md").read_text().split("\n## Values\n")[0]
+    found = set(re.findall(r"^### `([^`]+)`$", errors, re.M))
+    assert found == {*RAISED, *ON_THE_COMMAND_LINE, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("message", RAISED)
+def test_messages_are_raised(message):
+    with pytest.raises((ValueError, TypeError, RuntimeError)) as raised:
+        RAISED[message]()
+    assert message in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("message", ON_THE_COMMAND_LINE)
+def test_messages_of_the_command_line(message, planted, tmp_path, capsys):
+    command = ["train", planted[0], "--out", str(tmp_path / "run"), "--word-dim", "4"]
+    statuses = [main([*command, *ON_THE_COMMAND_LINE[message]]) for _ in range(2)]
+    assert statuses[-1] == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_build_without_cuda_says_so():
+    if ops.cuda_error is None or ops.native_error is not None:
+        pytest.skip("fastqt was built with CUDA, or without the extension")
+    assert ops.cuda_error in ELSEWHERE
+
+
+def test_nan_reaches_rows_of_queries_and_all_rows_of_candidates():
+    f, g = embeddings()
+    bad = f.detach().clone()
+    bad[3, 2] = float("nan")
+    assert fastqt.info_nce_loss(bad, g, reduction="none").isnan().nonzero().flatten().tolist() == [3]
+    assert fastqt.info_nce_loss(f, bad, reduction="none").isnan().all()
+
+
+def test_a_row_of_zeros_has_the_huge_gradient_of_normalize():
+    zeros, g = torch.zeros(N, D, requires_grad=True), embeddings()[1]
+    (found,) = torch.autograd.grad(fastqt.info_nce_loss(zeros, g), zeros)
+    scores = 20 * F.normalize(zeros, dim=1) @ F.normalize(g, dim=1).T
+    (wanted,) = torch.autograd.grad(F.cross_entropy(scores, torch.arange(N)), zeros)
+    assert wanted.abs().max() > 1e10
+    assert relative(found, wanted) < FLOAT32
+
+
+@pytest.mark.slow
+def test_another_number_of_rows(two):
+    with pytest.raises(RankError, match="queries: want 12 rows as in the calls before, got 6"):
+        two.run(losses_of_rows, 12, 6)

@@ -1,8 +1,9 @@
-"""Every public name is on exactly one page of the reference, which shows what its docstring says."""
+"""Every public name is on one page of the reference, which shows its docstring; losses have sections."""
 
 import importlib.util
 import inspect
 import re
+import subprocess
 import sys
 from collections import Counter
 from importlib import import_module
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import fastqt
 from tests.shared.page_blocks import DOCS, ROOT
 
 PAGES = sorted((DOCS / "api").glob("*.rst"))
@@ -17,7 +19,6 @@ PAGES = sorted((DOCS / "api").glob("*.rst"))
 
 @pytest.fixture(scope="module")
 def api():
-    """The extension that makes these pages."""
     spec = importlib.util.spec_from_file_location("api", DOCS / "_extensions" / "api.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,7 +26,6 @@ def api():
 
 
 def packages() -> list[str]:
-    """Those that users import."""
     integrations = sorted((ROOT / "fastqt" / "integrations").iterdir())
     named = [path.stem for path in integrations if path.stem[0] != "_"]
     return [
@@ -121,3 +121,78 @@ def test_pictures_are_drawn_by_their_script(monkeypatch):
 def test_pictures_are_shown():
     pages = "".join(path.read_text() for path in Path(DOCS).rglob("*.md"))
     assert all(f"pictures/{path.name})" in pages for path in (DOCS / "pictures").glob("*.svg"))
+
+
+# In a process without the optional libraries, which the site is built without.
+IMPORT = """
+import re, sys
+from importlib import import_module
+from pathlib import Path
+
+sys.path[:0] = ["docs/_extensions"]
+import absent
+from api import summary
+
+sys.meta_path.insert(0, absent.Absent(absent.LIBRARIES))  # also where they are installed
+names = 0
+for page in sorted(Path("docs/api").glob("*.rst")):
+    blocks = re.findall(r"^\\.\\. api:: (\\S+)\\n((?:\\n|   \\S+\\n)+)", page.read_text(), re.MULTILINE)
+    for package, listed in blocks:
+        for name in listed.split():
+            assert summary(getattr(import_module(package), name))
+            names += 1
+used = {name.partition(".")[0] for name, module in sys.modules.items() if isinstance(module, absent.Module)}
+assert used == set(absent.LIBRARIES), used
+print(names)
+"""
+
+
+@pytest.mark.slow
+def test_the_names_of_the_reference_need_no_optional_library():
+    pytest.importorskip("sphinx", reason="Sphinx is not installed")
+    command = [sys.executable, "-c", IMPORT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+
+
+PUBLIC = [name for name in fastqt.__all__ if name.endswith("_loss") or name == "log_sum_exp"]
+OVERVIEW = (DOCS / "losses.md").read_text()
+LOSS_FACTS = ("When", "Migration", "Arguments", "Cost", "Source", "Tested by")
+
+
+def sections() -> dict[str, str]:
+    by_heading = {}
+    for page in sorted(DOCS.glob("losses/*.md")):
+        for part in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]:
+            heading, text = part.split("\n", 1)
+            by_heading[heading] = text
+    return by_heading
+
+
+SECTIONS = sections()
+OF_LOSSES = [heading for heading in SECTIONS if any(f"`{name}`" in heading for name in PUBLIC)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_loss_has_a_heading_and_a_row(name):
+    assert [heading for heading in SECTIONS if f"`{name}`" in heading], f"no heading has `{name}`"
+    assert f"| `{name}` |" in OVERVIEW
+
+
+@pytest.mark.parametrize("heading", OF_LOSSES)
+def test_the_section_of_a_loss_is_whole(heading):
+    """It has a formula, and each fact once, with links to the reference."""
+    text = SECTIONS[heading]
+    (name,) = (name for name in PUBLIC if f"`{name}`" in heading)
+
+    assert "$$" in text
+    assert [fact for fact in LOSS_FACTS if text.count(f"- **{fact}:**") != 1] == []
+    assert f"../api/losses.rst#fastqt.{name})" in text
+    assert re.search(r"\*\*Migration:\*\*[^*]*(\]\(\.\./|`)", text), "want a link or code for the migration"
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_the_tests_that_a_section_names_exist(heading):
+    for path in re.findall(r"\btests/[\w/]+(?:\.py|/)?", SECTIONS[heading]):
+        assert (ROOT / path).exists(), path

@@ -78,7 +78,6 @@ def remove_folder() -> None:
 
 
 def write(name: str, data: bytes) -> Path:
-    """Writes a file of the scratch folder."""
     path = folder() / name
     path.write_bytes(data)
     return path

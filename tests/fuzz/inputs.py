@@ -11,7 +11,6 @@ FOLDER = Path(__file__).parent / "inputs"
 
 
 def archive(target: str) -> Path:
-    """inputs/TARGET.zip, which holds seeds/NUMBER and regressions/NAME."""
     return FOLDER / f"{target}.zip"
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import atheris
 
-from tests.fuzz.counters import COUNTERS
+from tests.fuzz.campaign import COUNTERS
 from tests.fuzz.findings import Findings
-from tests.fuzz.limits import memory_limited
-from tests.fuzz.targets import INSTRUMENTED, load
+from tests.fuzz.targets import INSTRUMENTED, load, memory_limited
 
 LONGEST = 5  # seconds of processor time for an input
 

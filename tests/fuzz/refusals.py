@@ -12,27 +12,15 @@ class UnhelpfulRefusalError(Exception):
 
 
 def check_file_refusal(error: Exception, *paths: Path) -> None:
-    """Checks the message of an `InputError` about a file.
-
-    Raises:
-        UnhelpfulRefusalError: it names none of `paths`, or is not one printable line.
-    """
-    message = str(error)
-    if not any(path.name in message for path in paths):
-        raise UnhelpfulRefusalError(f"names no file: {message!r}") from error
-    if not message.isprintable():
-        raise UnhelpfulRefusalError(f"is not one printable line: {message!r}") from error
+    """Checks that the message of an `InputError` names one of these files."""
+    _check(error, any(path.name in str(error) for path in paths))
 
 
 def check_argument_refusal(error: Exception, names: Collection[str]) -> None:
-    """Checks the message of a `ValueError` or `TypeError` about an argument.
+    """Checks that the message of a `ValueError` or `TypeError` begins with one of these names."""
+    _check(error, re.split(r"\W", str(error), maxsplit=1)[0] in names)
 
-    Raises:
-        UnhelpfulRefusalError: it does not begin with one of `names`, or is not one printable line.
-    """
-    message = str(error)
-    first = re.match(r"\w+", message)
-    if first is None or first[0] not in names:
-        raise UnhelpfulRefusalError(f"names no argument: {message!r}") from error
-    if not message.isprintable():
-        raise UnhelpfulRefusalError(f"is not one printable line: {message!r}") from error
+
+def _check(error: Exception, names: bool) -> None:
+    if not names or not str(error).isprintable():
+        raise UnhelpfulRefusalError(f"names nothing in one printable line: {str(error)!r}") from error

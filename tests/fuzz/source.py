@@ -15,17 +15,14 @@ class Bytes:
         self.data, self.position = data, 0
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes, or those that are left."""
         piece = self.data[self.position : self.position + count]
         self.position += len(piece)
         return piece
 
     def rest(self) -> bytes:
-        """All bytes that are left."""
         return self.take(len(self.data))
 
     def integer(self, low: int, high: int) -> int:
-        """An integer in low..high."""
         span = high - low + 1
         width = ((span - 1).bit_length() + 7) // 8
         return low + int.from_bytes(self.take(width), "little") % span

@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,15 +43,12 @@ SUFFIXES = {".py", ".pyi", ".cpp", ".h", ".cu", ".cuh"}
 
 
 class Source:
-    """A file, by its path from the root of the repository."""
-
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.text = text
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes of a Python file; none of another."""
         return list(ast.walk(ast.parse(self.text))) if self.path.endswith(".py") else []
 
     @cached_property
@@ -68,7 +66,6 @@ Places = Iterator[tuple[str, int]]
 
 
 def field_names(sources: list[Source], name: str = "Problem") -> set[str]:
-    """The fields of a dataclass of fastqt/problem.py."""
     for source in sources:
         for node in source.nodes if source.path == "fastqt/problem.py" else ():
             if isinstance(node, ast.ClassDef) and node.name == name:
@@ -95,12 +92,16 @@ def fields(sources: list[Source]) -> Places:
                 first += 1
 
 
+def nodes_in(sources: list[Source], folders: tuple[str, ...], *kinds: type) -> Iterator[tuple[Source, Any]]:
+    for source in (x for x in sources if x.is_in(folders)):
+        yield from ((source, node) for node in source.nodes if isinstance(node, kinds))
+
+
 def option_dictionaries(sources: list[Source]) -> Places:
     """`dict[str, Any]` as a type, in which a type checker sees no misspelt option."""
-    for source in (x for x in sources if x.is_in(FRONT)):
-        for node in source.nodes:
-            if isinstance(node, ast.Subscript) and ast.unparse(node) == "dict[str, Any]":
-                yield source.path, node.lineno
+    for source, node in nodes_in(sources, FRONT, ast.Subscript):
+        if ast.unparse(node) == "dict[str, Any]":
+            yield source.path, node.lineno
 
 
 def dictionary_names(source: Source) -> Iterator[str]:
@@ -116,50 +117,38 @@ def dictionary_names(source: Source) -> Iterator[str]:
 
 def option_keys(sources: list[Source]) -> Places:
     """Subscripts of such a dictionary by a constant name: `options["scale"]`."""
-    for source in (x for x in sources if x.is_in(FRONT)):
-        names = set(dictionary_names(source))
-        for node in source.nodes:
-            if not isinstance(node, ast.Subscript) or ast.unparse(node.value) not in names:
-                continue
-            if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-                yield source.path, node.lineno
+    for source, node in nodes_in(sources, FRONT, ast.Subscript):
+        by_name = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        if by_name and ast.unparse(node.value) in dictionary_names(source):
+            yield source.path, node.lineno
 
 
 def second_losses(sources: list[Source]) -> Places:
     """Functions called `_over_group`: a loss that is written a second time for ranks."""
-    for source in (x for x in sources if x.is_in(("fastqt",))):
-        for node in source.nodes:
-            if isinstance(node, ast.FunctionDef) and node.name == "_over_group":
-                yield source.path, node.lineno
+    for source, node in nodes_in(sources, ("fastqt",), ast.FunctionDef):
+        if node.name == "_over_group":
+            yield source.path, node.lineno
 
 
 def group_or_none(sources: list[Source]) -> Places:
     """`if group is None` and `if group is not None`, which a group of one process makes unnecessary."""
-    for source in (x for x in sources if x.is_in(WITH_GROUPS)):
-        for node in (x for x in source.nodes if isinstance(x, ast.If | ast.IfExp)):
-            if ast.unparse(node.test).startswith(("group is None", "group is not None")):
-                yield source.path, node.lineno
+    for source, node in nodes_in(sources, WITH_GROUPS, ast.If, ast.IfExp):
+        if ast.unparse(node.test).startswith(("group is None", "group is not None")):
+            yield source.path, node.lineno
 
 
 def packs(sources: list[Source]) -> Places:
     """`*(a, b, c)` in a call or a list, which is there to make a line fit."""
-    for source in (x for x in sources if x.is_in(PYTHON)):
-        for node in source.nodes:
-            if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple):
-                yield source.path, node.lineno
+    for source, node in nodes_in(sources, PYTHON, ast.Starred):
+        if isinstance(node.value, ast.Tuple):
+            yield source.path, node.lineno
 
 
 def unbroken_bodies(sources: list[Source]) -> Places:
     """Bodies of functions of 20 lines and more, without the docstring, that have no blank line."""
-    for source in (x for x in sources if x.is_in(PYTHON)):
-        for node in source.nodes:
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            if not body:
-                continue
-
+    for source, node in nodes_in(sources, PYTHON, ast.FunctionDef, ast.AsyncFunctionDef):
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if body:
             first, last = body[0].lineno, body[-1].end_lineno or 0
             is_broken = any(first <= line <= last for line in source.blank_lines)
             if last - first + 1 >= LONG_BODY and not is_broken:
@@ -168,36 +157,18 @@ def unbroken_bodies(sources: list[Source]) -> Places:
 
 def row_scores(sources: list[Source]) -> Places:
     """Files that know `row_scores`: as many as a further field of this kind would change."""
-    for source in (x for x in sources if x.is_in(("fastqt", "csrc"))):
-        for number, line in enumerate(source.text.splitlines(), 1):
-            if "row_scores" in line:
-                yield source.path, number
-                break
+    for source in (x for x in sources if x.is_in(("fastqt", "csrc")) and "row_scores" in x.text):
+        yield source.path, source.text[: source.text.index("row_scores")].count("\n") + 1
 
 
 def vague_names(sources: list[Source]) -> Places:
     """Values called `found`, `given` or `own`, which say that there is something, and not what."""
-    for source in (x for x in sources if x.is_in(PYTHON)):
-        for node in (x for x in source.nodes if isinstance(x, ast.Name | ast.arg)):
-            name = node.id if isinstance(node, ast.Name) else node.arg
-            if name in ("found", "given", "own"):
-                yield source.path, node.lineno
+    for source, node in nodes_in(sources, PYTHON, ast.Name, ast.arg):
+        if (node.id if isinstance(node, ast.Name) else node.arg) in ("found", "given", "own"):
+            yield source.path, node.lineno
 
 
-FIGURES: dict[str, Callable[[list[Source]], Places]] = {
-    figure.__name__: figure
-    for figure in (
-        fields,
-        option_dictionaries,
-        option_keys,
-        second_losses,
-        group_or_none,
-        packs,
-        unbroken_bodies,
-        row_scores,
-        vague_names,
-    )
-}
+FIGURES: dict[str, Callable[[list[Source]], Places]] = {name: globals()[name] for name in LIMITS}
 
 
 def read(root: Path) -> list[Source]:

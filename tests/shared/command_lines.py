@@ -4,16 +4,8 @@ import re
 
 from fastqt.sentences.cli import main
 
-SMALL = [
-    "--word-dim",
-    "8",
-    "--hidden-size",
-    "6",
-    "--batch-size",
-    "40",
-    "--context-size",
-    "1",
-]  # a quick training
+# A quick training.
+SMALL = ["--word-dim", "8", "--hidden-size", "6", "--batch-size", "40", "--context-size", "1"]
 
 
 def error_line(capsys, *arguments):

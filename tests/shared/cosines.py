@@ -66,7 +66,6 @@ def norms_of(x: oracle.Array) -> oracle.Array:
 
 
 def _factors(x: Tensor, generator: torch.Generator) -> Tensor:
-    """One for each row of embeddings."""
     return torch.randn(*x.shape[:-1], 1, generator=generator).double().exp()
 
 

@@ -18,15 +18,11 @@ VECTOR_LAYOUTS = ("plain", "spread", "expanded")
 
 
 class Source(Protocol):
-    """Where the decisions about a problem come from."""
-
     def integer(self, low: int, high: int) -> int:
         """An integer in low..high."""
 
 
 class Drawn:
-    """Decisions of hypothesis."""
-
     def __init__(self, draw: Callable[[Any], Any]) -> None:
         self.draw = draw
 
@@ -35,8 +31,6 @@ class Drawn:
 
 
 class Seeded:
-    """Decisions from the seed of a random number generator."""
-
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
 

@@ -80,7 +80,6 @@ def pairs(*names: str, targets: Callable[[int], Tensor] = torch.eye) -> Callable
 
 
 def with_numbers(inputs: Callable[..., Inputs], **numbers: float) -> Callable[..., Inputs]:
-    """The same, and learnable numbers."""
     return lambda *given: inputs(*given) | {name: torch.tensor(value) for name, value in numbers.items()}
 
 
@@ -236,7 +235,6 @@ def mixcse_released(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def captions(n: int) -> Tensor:
-    """(n, n): an image's own text, and that of the next image."""
     return torch.eye(n) + torch.eye(n).roll(1, 1) * (n > 1)
 
 
@@ -417,10 +415,14 @@ def of_prefixes(name: str) -> Loss:
     return loss._replace(eager=eager, options={**loss.options, **options})
 
 
-def spread_out(embeddings: Tensor) -> Tensor:
+def spread_out(
+    embeddings: Tensor, mean_weight: float = 1.0, second_moment_weight: float = 1.0, hinge: bool = True
+) -> Tensor:
     n, d = embeddings.shape
     others = cosines(embeddings, embeddings)[~torch.eye(n, dtype=torch.bool)]
-    return others.mean().square() + (others.square().mean() - 1 / d).relu()
+    second = others.square().mean()
+    second = (second - 1 / d).relu() if hinge else second
+    return mean_weight * others.mean().square() + second_moment_weight * second
 
 
 def second_moment(embeddings: Tensor) -> Tensor:
@@ -494,11 +496,7 @@ def of_tokens(n: int, generator: torch.Generator, converged: bool) -> Inputs:
 
 
 def maxsim(
-    queries: Tensor,
-    documents: Tensor,
-    query_mask: Tensor,
-    document_mask: Tensor,
-    scale: float | Tensor = 1.0,
+    queries: Tensor, documents: Tensor, query_mask: Tensor, document_mask: Tensor, scale: float | Tensor = 1.0
 ) -> Tensor:
     q, d = (F.normalize(x, dim=2) for x in (queries, documents))
     of_tokens = torch.einsum("itd,jud->ijtu", q, d).masked_fill(~document_mask[:, None], -1e4)

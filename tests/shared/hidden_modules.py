@@ -25,8 +25,6 @@ def decorated(function: Callable) -> Callable:
 
 
 class Trainer:
-    """Holds modules, and has a method for each."""
-
     def __init__(self, model: nn.Module, other: nn.Module | None = None) -> None:
         self.model, self.other = model, other
 
@@ -64,7 +62,6 @@ class Unregistered(nn.Module):
 
 
 def from_class(model: nn.Module) -> Callable:
-    """A class that holds the module, and a method of the class."""
     held = model
 
     class Holder:

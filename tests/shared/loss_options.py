@@ -92,13 +92,11 @@ def parameters(name: str) -> dict[str, Parameter]:
 
 
 def option_names(name: str) -> list[str]:
-    """The arguments that may be left out, but for the group."""
     return [key for key, p in parameters(name).items() if p.default is not p.empty and key != "group"]
 
 
 @cache
 def types_of(name: str, argument: str) -> tuple[Any, ...]:
-    """The types that an argument may have."""
     function = unwrap(getattr(fastqt, name))
     hint = typing.get_type_hints(function, localns={"GroupLike": Any, "Negatives": Any})[argument]
     several = typing.get_origin(hint) not in (None, Literal) and type(None) in typing.get_args(hint)

@@ -28,7 +28,6 @@ OF_MODELS = {"SimCSEOptions": nn.SimCSELoss, "MixCSEOptions": nn.MixCSELoss}
 
 
 def stub() -> str:
-    """The text of the file."""
     parts = [*map(_class, MODULES), *(_options(name, module) for name, module in OF_MODELS.items())]
     return HEAD + _imports() + "\n" + "\n".join(parts)
 

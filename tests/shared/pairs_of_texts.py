@@ -27,7 +27,6 @@ def write_rows(path, count, columns=2, seed=0):
 
 
 def columns_of(path):
-    """The texts of each column of a file of rows."""
     rows = [line.split("\t") for line in Path(path).read_text().splitlines()]
     return [list(column) for column in zip(*rows, strict=True)]
 

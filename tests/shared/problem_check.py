@@ -79,7 +79,6 @@ def first_word(message: str) -> str:
 
 
 def outcome(problem: Problem, arguments: dict[str, Any]) -> tuple[Tensor | None, str]:
-    """The loss, or None and the message of a refusal."""
     loss = fastqt.sigmoid_loss if problem.link == "sigmoid" else fastqt.contrastive_loss
     cast = nullcontext() if problem.autocast is None else torch.autocast("cpu", problem.autocast)
     try:
@@ -126,7 +125,6 @@ class Prefixes:
 
 
 def _narrowed(arguments: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """The arguments with the first `dim` columns of the embeddings."""
     rows = {name: arguments[name] for name in EMBEDDINGS if isinstance(arguments.get(name), Tensor)}
     return {**arguments, **{name: x[..., :dim] for name, x in rows.items()}}
 
@@ -227,7 +225,6 @@ class Truth:
         self.mixes_cancel = parts.sum(1).max() > 1e4
 
     def _measure(self) -> None:
-        """Largest score and the errors that come with it."""
         size = {name: np.abs(x) for name, x in self.scored.items()}
         columns = [size[name] for name in ("candidates", "negatives") if name in size]
         pairs = [(size["queries"][:, None], x) for x in columns]

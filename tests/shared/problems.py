@@ -63,7 +63,6 @@ class Problem:
 def problems(
     draw: Callable[[Any], Any], dtypes: Sequence[torch.dtype] = ALL_DTYPES, most: int = 12
 ) -> Problem:
-    """The problems that hypothesis draws."""
     return Maker(Drawn(draw), dtypes, most).problem
 
 
@@ -95,7 +94,6 @@ class Maker(Draws):
         self.add_prefixes()
 
     def matrix(self, rows: int) -> Tensor:
-        """Embeddings (rows, D)."""
         return self.laid_out(self.rng.normal(size=(rows, self.D)) * self.choice(MAGNITUDES), self.dtype)
 
     def ids(self, length: int) -> Tensor:
@@ -223,7 +221,6 @@ class Maker(Draws):
         self.noted("smoothed")
 
     def add_scores(self) -> None:
-        """Scale, bias and normalisation."""
         arguments = self.problem.arguments
         if self.flag():
             scale = arguments["scale"] = self.choice(SCALES)

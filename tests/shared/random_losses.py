@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
+from tests.shared import every_loss
 from tests.shared.draws import Draws, Source
 from tests.shared.every_loss import cosines, dcl, hcl, ranking, with_target
 from tests.shared.tolerances import UNIT_ROUNDOFF
@@ -93,7 +94,6 @@ class Call:
 
 
 def random_call(source: Source) -> Call:
-    """A call of one of the losses of `KINDS`."""
     maker = Maker(source)
     name = maker.choice(tuple(KINDS))
     call: Call = KINDS[name](maker)
@@ -102,8 +102,6 @@ def random_call(source: Source) -> Call:
 
 
 class Maker(Draws):
-    """What the calls are made from."""
-
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.N, self.D = source.integer(2, 12), source.integer(2, 12)
@@ -129,7 +127,6 @@ class Maker(Draws):
         return [self.rows(dtype, **shape) for _ in range(count)]
 
     def scale(self, *scales: float) -> Tensor:
-        """A learnt scale."""
         return torch.tensor(self.choice(scales or SCALES), dtype=torch.float32).requires_grad_()
 
     def reduction(self) -> dict[str, Any]:
@@ -166,14 +163,7 @@ def spread_out(maker: Maker) -> Call:
         "hinge": maker.flag(),
     }
 
-    def formula(embeddings: Tensor) -> Tensor:
-        N, D = embeddings.shape
-        others = cosines(embeddings, embeddings)[~torch.eye(N, dtype=torch.bool)]
-        second = others.square().mean()
-        second = (second - 1 / D).relu() if options["hinge"] else second
-        return options["mean_weight"] * others.mean().square() + options["second_moment_weight"] * second
-
-    return Call(fastqt.spread_out_loss, {"embeddings": x}, options, formula)
+    return Call(fastqt.spread_out_loss, {"embeddings": x}, options, partial(every_loss.spread_out, **options))
 
 
 def similarities_of_a_teacher(maker: Maker) -> Call:
@@ -188,17 +178,7 @@ def similarities_of_a_teacher(maker: Maker) -> Call:
         inputs["candidates"] = maker.rows(dtype, N=M)
         inputs["teacher_candidates"] = maker.rows(of_teacher, N=M, D=width).detach()
 
-    def formula(
-        embeddings: Tensor,
-        teacher_embeddings: Tensor,
-        candidates: Tensor | None = None,
-        teacher_candidates: Tensor | None = None,
-    ) -> Tensor:
-        student = cosines(embeddings, embeddings if candidates is None else candidates)
-        others = teacher_embeddings if teacher_candidates is None else teacher_candidates
-        return (student - cosines(teacher_embeddings, others)).square().mean()
-
-    return Call(fastqt.similarity_distillation_loss, inputs, {}, formula)
+    return Call(fastqt.similarity_distillation_loss, inputs, {}, every_loss.distilled)
 
 
 def softmaxes_of_a_teacher(maker: Maker) -> Call:

@@ -18,7 +18,6 @@ DIED = "died"
 
 
 def _serve(tasks):
-    """Runs what it is sent, each time in the environment of one rank."""
     torch.set_num_threads(1)
     while True:
         try:
@@ -92,7 +91,6 @@ class Pool:
         return [found[rank] for rank in range(ranks)]
 
     def close(self):
-        """Ends the processes."""
         for process, tasks in self._workers:
             tasks.close()
             process.join(5)

@@ -22,7 +22,6 @@ def rows(n: int = ROWS, width: int = WIDTH, dtype: torch.dtype = torch.float32) 
 
 
 def said(call: Callable[[], Any]) -> str:
-    """The kind and the message of what a call raises."""
     try:
         call()
     except Exception as error:
@@ -32,36 +31,38 @@ def said(call: Callable[[], Any]) -> str:
 
 def refused(name: str, faulty: int) -> tuple[str, str, bool]:
     """What this rank says of a call that is wrong at one rank, twice; and whether a right one works."""
-    rank, size = dist.get_rank(), dist.get_world_size()
     wrong = CALLS[name]
     uneven = name in UNEVEN
     group = Group(shards="uneven" if uneven else "equal", exchange="ring" if name in RING else "gather")
-    first, second = (said(lambda: wrong(group, rank == faulty, rank, size)) for _ in range(2))
+    first, second = (
+        said(lambda: wrong(group, dist.get_rank() == faulty, dist.get_world_size())) for _ in range(2)
+    )
     right = torch.isfinite(fastqt.contrastive_loss(rows(), rows(), group=group))
     return first, second, bool(right)
 
 
 def _at_one(loss: str = "contrastive_loss", /, **changed: Any) -> Callable[..., Any]:
     """A call with other options at the wrong rank."""
-
-    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-        return getattr(fastqt, loss)(rows(), rows(), **(changed if wrong else {}), group=group)
-
-    return call
+    return lambda group, wrong, size: getattr(fastqt, loss)(
+        rows(), rows(), **(changed if wrong else {}), group=group
+    )
 
 
 def _rows_at_one(loss: str, *shape: Any, **options: Any) -> Callable[..., Any]:
-    """A call with rows of another shape at the wrong rank."""
+    return lambda group, wrong, size: getattr(fastqt, loss)(
+        *(rows(*shape) if wrong else rows() for _ in range(2)), **options, group=group
+    )
 
-    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-        given = [rows(*shape) if wrong else rows() for _ in range(2)]
-        return getattr(fastqt, loss)(*given, **options, group=group)
 
-    return call
+def _other_numbers(loss: str, **numbers: float) -> Callable[..., Any]:
+    """A call whose numbers are greater by 1 at the wrong rank."""
+    return lambda group, wrong, size: getattr(fastqt, loss)(
+        rows(), rows(), **{name: value + wrong for name, value in numbers.items()}, group=group
+    )
 
 
 def _scale_at_one(loss: str) -> Callable[..., Any]:
-    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    def call(group: Group, wrong: bool, size: int) -> Tensor:
         x, y = rows(), rows()
         given = dict.fromkeys(("supcon_loss", "ntxent_loss"), (x, torch.arange(ROWS) % 2))
         options: dict[str, Any] = {"scale": 3.0 if wrong else 20.0, "group": group}
@@ -77,67 +78,12 @@ def _scale_at_one(loss: str) -> Callable[..., Any]:
     return call
 
 
-def _scale_of_another_kind(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    return fastqt.info_nce_loss(rows(), rows(), scale=torch.tensor(2.0) if wrong else 2.0, group=group)
-
-
-def _other_numbers(loss: str, **numbers: float) -> Callable[..., Any]:
-    """A call whose numbers are greater by 1 at the wrong rank."""
-
-    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-        given = {name: value + wrong for name, value in numbers.items()}
-        return getattr(fastqt, loss)(rows(), rows(), **given, group=group)
-
-    return call
-
-
-def _without_gradient(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    a, b = rows(), rows()
-    return fastqt.contrastive_loss(a, b.requires_grad_(not wrong), group=group)
-
-
-def _another_group(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    other = Group(gradients="sum" if wrong else "average")
-    return fastqt.contrastive_loss(rows(), rows(), group=other)
-
-
-def _another_check(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    return fastqt.contrastive_loss(rows(), rows(), group=Group(check="always" if wrong else "first"))
-
-
-def _another_loss(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    return (fastqt.sigmoid_loss if wrong else fastqt.contrastive_loss)(rows(), rows(), group=group)
-
-
-def _column_beyond(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    classes = torch.full((ROWS,), size * ROWS - (not wrong))
-    return fastqt.contrastive_loss(rows(), rows(), classes, diagonal="keep", group=group)
-
-
-def _sparse_beyond(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    matrix = torch.eye(ROWS, size * ROWS + wrong).to_sparse_csr()
-    return fastqt.contrastive_loss(rows(), rows(), matrix, diagonal="keep", group=group)
-
-
-def _no_rows(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    return fastqt.clip_loss(rows(0), rows(0), scale=1.0, group=group)
-
-
-def _no_candidates(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    return fastqt.log_sum_exp(rows(), rows(0), group=group)
-
-
-def _negatives_alone(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    candidates = rows(0 if wrong else ROWS)
-    return fastqt.log_sum_exp(rows(), candidates, negatives=rows(1), group=group)
-
-
-def _few_candidates(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
-    return fastqt.log_sum_exp(rows(), rows(ROWS - 1), diagonal="exclude", group=group)
+def _of_targets(targets: Tensor, group: Group) -> Tensor:
+    return fastqt.contrastive_loss(rows(), rows(), targets, diagonal="keep", group=group)
 
 
 def _placed(loss: str) -> Callable[..., Any]:
-    def call(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    def call(group: Group, wrong: bool, size: int) -> Tensor:
         mesh, given = init_device_mesh("cpu", (size,)), rows()
         x = DTensor.from_local(given, mesh, [Replicate()], run_check=False) if wrong else given
         options = {"scale": 1.0} if loss == "clip_loss" else {}
@@ -169,19 +115,35 @@ CALLS: dict[str, Callable[..., Any]] = {
     "scale": _other_numbers("contrastive_loss", scale=2.0),
     "bias": _other_numbers("sigmoid_loss", bias=0.5),
     **{f"scale of {loss}": _scale_at_one(loss) for loss in OF_SCALE},
-    "scale of one kind": _scale_of_another_kind,
+    "scale of one kind": lambda group, wrong, size: fastqt.info_nce_loss(
+        rows(), rows(), scale=torch.tensor(2.0) if wrong else 2.0, group=group
+    ),
     "wrong option": _at_one(diagonal="maybe"),
     "wrong number": _at_one(scale=-1.0),
-    "requires_grad": _without_gradient,
-    "group's option": _another_group,
-    "group's check": _another_check,
-    "function": _another_loss,
-    "class": _column_beyond,
-    "sparse": _sparse_beyond,
-    "no rows": _no_rows,
-    "no candidates": _no_candidates,
-    "negatives alone": _negatives_alone,
-    "few candidates": _few_candidates,
+    "requires_grad": lambda group, wrong, size: fastqt.contrastive_loss(
+        rows(), rows().requires_grad_(not wrong), group=group
+    ),
+    "group's option": lambda group, wrong, size: fastqt.contrastive_loss(
+        rows(), rows(), group=Group(gradients="sum" if wrong else "average")
+    ),
+    "group's check": lambda group, wrong, size: fastqt.contrastive_loss(
+        rows(), rows(), group=Group(check="always" if wrong else "first")
+    ),
+    "function": lambda group, wrong, size: (fastqt.sigmoid_loss if wrong else fastqt.contrastive_loss)(
+        rows(), rows(), group=group
+    ),
+    "class": lambda group, wrong, size: _of_targets(torch.full((ROWS,), size * ROWS - (not wrong)), group),
+    "sparse": lambda group, wrong, size: _of_targets(
+        torch.eye(ROWS, size * ROWS + wrong).to_sparse_csr(), group
+    ),
+    "no rows": lambda group, wrong, size: fastqt.clip_loss(rows(0), rows(0), scale=1.0, group=group),
+    "no candidates": lambda group, wrong, size: fastqt.log_sum_exp(rows(), rows(0), group=group),
+    "negatives alone": lambda group, wrong, size: fastqt.log_sum_exp(
+        rows(), rows(0 if wrong else ROWS), negatives=rows(1), group=group
+    ),
+    "few candidates": lambda group, wrong, size: fastqt.log_sum_exp(
+        rows(), rows(ROWS - 1), diagonal="exclude", group=group
+    ),
     **{f"placement of {loss}": _placed(loss) for loss in OF_DTENSORS},
 }
 UNEVEN = ("no rows", "no candidates", "negatives alone")

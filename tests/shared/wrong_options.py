@@ -48,7 +48,6 @@ def wrong_values(right: Any) -> list[tuple[str, Any]]:
 
 
 def refuses(loss: str, arguments: Options) -> bool:
-    """Whether one process does."""
     try:
         getattr(fastqt, loss)(**arguments)
     except (ValueError, TypeError):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from benchmarks.gpu import correctness
-from benchmarks.gpu.behaviour import equal
 from benchmarks.gpu.correctness import Problem
 from tests.shared import oracle
 from tests.shared.tolerances import FLOAT64, relative
@@ -56,22 +55,10 @@ def test_inputs_are_as_hard_as_their_kind_says(problem):
         correctness.assert_kind(problem, losses)
 
 
-@pytest.mark.parametrize("kind", ["converged", "overflow"])
-def test_inputs_that_are_not_hard_are_noticed(kind):
-    with pytest.raises(AssertionError, match="inputs"):
-        correctness.assert_kind(Problem("", kind, 9, 9, 5, (0,), "keep"), torch.full((9,), 2.0))
-
-
 def test_an_error_beyond_its_bound_fails_and_so_does_nan():
     assert correctness.within({"a": (1.0, 1.0)})[0]
     assert not correctness.within({"a": (0.0, 1.0), "b": (1.1, 1.0)})[0]
     assert not correctness.within({"a": (float("nan"), 1.0)})[0]
-
-
-def test_what_is_beyond_its_bound_is_told_first():
-    """A report cuts long lines."""
-    verdict = correctness.within({"a": (0.5, 1.0), "b": (1.126, 1.125), "c": (0.0, 1.0)})
-    assert verdict.detail == "b 1.13 (at most 1.12), a 0.5 (at most 1), c 0 (at most 1)"
 
 
 def test_an_engine_that_is_less_exact_than_eager_fails(monkeypatch):
@@ -87,10 +74,3 @@ def test_an_engine_that_is_less_exact_than_eager_fails(monkeypatch):
         monkeypatch.setattr(correctness.fastqt, "contrastive_loss", partial(rough, error=error))
         ok, detail = correctness.problem_verdict(problem, torch.float32, "fast", CPU)
         assert ok is (error == 0), detail
-
-
-def test_results_that_differ_by_a_bit_are_not_equal():
-    a = [torch.zeros(3) for _ in range(3)]
-    b = [*a[:2], torch.tensor([0.0, 0.0, 1e-45])]
-    assert equal(a, a)[0]
-    assert equal(a, b) == (False, "differ: dG")

@@ -1,13 +1,12 @@
 """The smoke steps, tiny and on a CPU: each runs to its end, and each fails where what it checks is wrong."""
 
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
 
 from benchmarks.gpu.sections import Options
-from benchmarks.gpu.smoke import losses, products, scores, vendor
+from benchmarks.gpu.smoke import losses, products, scores
 from benchmarks.gpu.stages import SCORES, smoke
 from fastqt.engines import products as engine_products
 
@@ -71,16 +70,6 @@ def test_an_epilogue_that_leaves_something_unwritten_fails(epilogue, monkeypatch
     assert scores.EXPECTED[epilogue] is wanted
 
 
-def test_an_epilogue_that_does_not_exclude_the_diagonal_fails():
-    from fastqt.kernels import scores as kernels
-
-    genuine = kernels.Tile
-    for epilogue in SCORES:
-        with mock.patch.object(kernels, "Tile", lambda *a, **_: genuine(*a)):
-            sizes = 6, 7, 8  # so few that the diagonal has some of the maxima
-            assert not scores.scores_verdict(epilogue, sizes, torch.float16, CPU, False).ok
-
-
 @pytest.mark.slow
 def test_launches_that_differ_once_fail(monkeypatch):
     asked = losses.problem(DRY, 0, 0)
@@ -119,13 +108,3 @@ def test_a_step_that_sees_old_inputs_fails(verdict, monkeypatch):
 
     monkeypatch.setattr(losses, "step_of", on_copies)
     assert not verdict(asked, torch.float16, CPU, "triton").ok
-
-
-def test_products_of_the_vendor_have_a_rate_and_kernels():
-    found = list(vendor.vendor_products(DRY))
-    assert len(found) == 3 * len(vendor.DRY_HEIGHTS)
-    for record in found:
-        assert record["tflops"] > 0
-        assert record["spread"][0] <= record["seconds"] <= record["spread"][1]
-        assert record["reason"] is None
-        assert any("mm" in kernel["name"] for kernel in record["kernels"])

@@ -3,10 +3,19 @@
 `make test` compiles one specialisation of each kernel for one GPU, `make test-all` every one for all GPUs.
 """
 
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+
 import pytest
 
+from benchmarks.offline import amd
+from benchmarks.offline.cache import CompileCache, python_files
 from benchmarks.offline.cases import CASES, COUNTED
 from benchmarks.offline.compile import in_a_process_of_its_own, key
+from benchmarks.paths import ROOT
 from tests.shared.launches import GPUS
 
 SAMPLED_ARCH = 90
@@ -132,3 +141,63 @@ def test_costs_these_launches_and_products(found, gpu, case):
     cost, (launches, products) = found["costs"][key(gpu, case, "cost")], COSTS[case.name]
     assert cost["launches"] == LAUNCHES.get((gpu.arch, case.name), launches)
     assert cost["products"] == products
+
+
+def check_amd(specialisations):
+    for name, figures in specialisations.items():
+        assert figures["scratch"] == 0, name
+        assert figures["lds"] <= amd.GPUS[name.split(":")[0]].shared, name
+        if figures["kernel"] == "scores_kernel":
+            assert figures["matrix_instructions"] > 0, name
+
+
+def test_what_is_stored_fits():
+    specialisations = json.loads(amd.RESULTS.read_text())["specialisations"]
+    check_amd(specialisations)
+    kernels = {
+        arch: {x["kernel"] for name, x in specialisations.items() if name.startswith(arch)}
+        for arch in amd.GPUS
+    }
+    assert len(kernels["gfx90a"]) > 12
+    assert kernels["gfx90a"] == kernels["gfx942"] == kernels["gfx950"]
+
+
+@pytest.mark.slow
+def test_one_launch_of_each_kernel_compiles():
+    command = [sys.executable, "-m", "benchmarks.offline.amd", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    specialisations = json.loads(done.stdout)["specialisations"]
+    check_amd(specialisations)
+    stored = json.loads(amd.RESULTS.read_text())["specialisations"].values()
+    assert {x["kernel"] for x in specialisations.values()} == {x["kernel"] for x in stored}
+
+
+def test_a_change_to_any_source_or_compiler_is_compiled_anew(tmp_path):
+    """Each cache here is one of its own, as those of two processes are; a failure is not kept."""
+    kernels = shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    calls = itertools.count()
+
+    def is_compiled(versions=("triton 1", "ptxas 1"), key="a kernel"):
+        before = next(calls)
+        cache = CompileCache(python_files(kernels), versions, tmp_path / "cache")
+        found = cache.get(key, lambda: {"registers": next(calls)})
+        return found == {"registers": before + 1}
+
+    assert is_compiled()
+    assert not is_compiled()
+    for path in python_files(kernels):
+        path.write_text(path.read_text() + "\n")
+        assert is_compiled(), path
+        assert not is_compiled(), path
+    (kernels / "scores" / "new.py").write_text("")
+    assert is_compiled()
+    (kernels / "scores" / "new.py").rename(kernels / "new.py")
+    assert is_compiled()
+    assert is_compiled(("triton 2", "ptxas 1"))
+    assert is_compiled(("triton 1", "ptxas 2"))
+    assert is_compiled(key="another kernel")
+
+    cache = CompileCache(python_files(kernels), [], tmp_path / "cache")
+    with pytest.raises(ZeroDivisionError):
+        cache.get("a kernel", lambda: {"registers": 1 // 0})
+    assert cache.get("a kernel", lambda: {"registers": 7}) == {"registers": 7}

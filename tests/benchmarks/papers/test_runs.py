@@ -34,19 +34,8 @@ def test_what_a_table_shows_of_a_task():
     assert [figure(task, spearman) for task in ("STSB", "STS12", "SICK", "MR")] == [50, 25, 75, 12.5]
 
 
-def test_files_are_named_without_a_machines_paths(tmp_path):
-    places = Places(tmp_path / "data", tmp_path / "work")
-    assert places.resolve("@data/corpus/a.txt") == str(tmp_path / "data" / "corpus" / "a.txt")
-    assert places.resolve("@work/x") == str(tmp_path / "work" / "x")
-    assert places.resolve(3) == "3"
-    assert runs.encoder_name("sif:@data/v.npz,@data/c.txt", places) == (
-        f"sif:{tmp_path / 'data' / 'v.npz'},{tmp_path / 'data' / 'c.txt'}"
-    )
-
-
 @pytest.fixture
 def places(tmp_path):
-    """A corpus and two tasks of a few words."""
     text = "\n".join(
         f"the {noun} saw word{n % 7} and word{n % 5}" for n in range(90) for noun in ("cat", "dog")
     )
@@ -65,33 +54,6 @@ def places(tmp_path):
     return Places(tmp_path / "data", tmp_path / "work")
 
 
-def test_a_baseline_needs_no_folder_and_its_options_reach_the_evaluation(places, monkeypatch):
-    vectors = places.data / "vectors.txt"
-    vectors.write_text("the 1 0\ncat 0 1\ndog 1 1\nsaw 2 1\n")
-    asked = []
-    monkeypatch.setattr(runs, "fastqt_command", lambda words: asked.append(words))
-    run = Run("mean", None, encoder="word-vectors:@data/vectors.txt", evaluate={"inference-steps": 7})
-    with pytest.raises(FileNotFoundError, match=r"mean\.json"):  # the results, which nobody wrote
-        perform("tried", run, places)
-    assert (places.work / "tried").is_dir()
-    assert asked[0][-2:] == ["--inference-steps", "7"]
-    assert f"word-vectors:{vectors}" in asked[0]
-
-
-def test_words_are_added_to_a_copy_of_the_model(places, monkeypatch):
-    asked = []
-    monkeypatch.setattr(runs, "fastqt_command", lambda words: asked.append(words))
-    run = Run("more words", None, encoder="@work/tried/small", words="@data/vectors.txt")
-    with pytest.raises(FileNotFoundError):
-        perform("tried", run, places)
-    model, vectors, out = (
-        str(x) for x in (places.work / "tried/small", places.data / "vectors.txt", run.name)
-    )
-    assert asked[0][:4] == ["expand", model, vectors, "--out"]
-    assert asked[0][4] == asked[1][1] == str(places.work / "tried" / out)
-    assert run.settings()["words"] == "@data/vectors.txt"
-
-
 def test_runs_whose_names_differ_after_a_dot_have_minutes_of_their_own(places, monkeypatch):
     monkeypatch.setattr(runs, "fastqt_command", lambda words: "")
     places.work.mkdir()
@@ -99,12 +61,6 @@ def test_runs_whose_names_differ_after_a_dot_have_minutes_of_their_own(places, m
         runs.train(Run(name), places.work / name, places)
     kept = [path.name for path in sorted(places.work.iterdir())]
     assert kept == ["mix-0.1.minutes", "mix-0.2.minutes"]
-
-
-def test_options_of_the_evaluation_are_settings_of_a_run():
-    plain, other = Run("x"), Run("x", evaluate={"inference-steps": 7})
-    assert "evaluate" not in plain.settings(), "runs that were stored before there were such options"
-    assert other.settings() == {**plain.settings(), "evaluate": {"inference-steps": 7}}
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ def compiler() -> str | None:
 
 
 def fuzzer(target: str) -> Path:
-    """The program that fuzzes a target."""
     if compiler() is None:
         raise SystemExit(
             "tests.fuzz.native: want a clang++ with libFuzzer, such as Debian's clang-19, found none"

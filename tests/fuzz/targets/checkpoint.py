@@ -38,7 +38,7 @@ METADATA = {"format": str(FORMAT), "progress": json.dumps(PROGRESS)}
 CHECKPOINT, WHOLE = save(_stored(), METADATA), save(WEIGHTS)
 
 
-def run(data: bytes) -> bool:
+def run_checkpoint(data: bytes) -> bool:
     source = Bytes(data)
     whole = source.choice((CHECKPOINT, WHOLE))
     content = _content(source, whole)
@@ -79,7 +79,6 @@ def _read_model(content: bytes) -> bool:
 
 
 def _content(source: Bytes, whole: bytes) -> bytes:
-    """A whole file with one kind of damage."""
     length = struct.unpack("<Q", whole[:8])[0]
     header, payload = json.loads(whole[8 : 8 + length]), whole[8 + length :]
     match source.choice(("bytes", "flips", "cut", "header", "progress")):

@@ -26,7 +26,7 @@ LARGEST = 64  # a model whose sizes are no larger is built in less than a millis
 IMPOSSIBLE = 10**12  # no machine holds a model of this size
 
 
-def run(data: bytes) -> bool:
+def run_config(data: bytes) -> bool:
     source = Bytes(data)
     model = source.choice(MODELS)
     encoder = source.choice(("gru", "bigru") if model == "skip-thoughts" else ENCODERS)

@@ -80,11 +80,8 @@ with warnings.catch_warnings():
         1j,
         *(torch.tensor(x) for x in (0, 1.0, -2.0, float("nan"), float("inf"), True, 1j)),
         *(torch.zeros(shape) for shape in ((0,), (0, 2), (2, 0), (2,), (1, 1), (2, 2), (3, 3), (2, 2, 2))),
-        *(
-            torch.zeros(2, 2, dtype=dtype)
-            for dtype in (torch.int64, torch.bool, torch.complex64, torch.float16)
-        ),
-        *(torch.zeros(2, dtype=dtype) for dtype in (torch.int8, torch.uint64, torch.bool)),
+        *(torch.zeros(2, 2, dtype=x) for x in (torch.int64, torch.bool, torch.complex64, torch.float16)),
+        *(torch.zeros(2, dtype=x) for x in (torch.int8, torch.uint64, torch.bool)),
         torch.tensor([2**64 - 100, 2**64 - 1], dtype=torch.uint64),
         torch.zeros(2, 2, device="meta"),
         torch.zeros(2, dtype=torch.int64, device="meta"),
@@ -96,10 +93,7 @@ with warnings.catch_warnings():
         torch.full((2, 2), 1e-309, dtype=torch.float64),
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
         torch.quantize_per_tensor(torch.zeros(2, 2), 0.1, 0, torch.qint8),
-        *(
-            _csr(starts, [0, 1], (2, 2))
-            for starts in ([0, 1, 2], [0, 2, 1], [0, -1, 2], [0, 1, 9], [1, 1, 2])
-        ),
+        *(_csr(x, [0, 1], (2, 2)) for x in ([0, 1, 2], [0, 2, 1], [0, -1, 2], [0, 1, 9], [1, 1, 2])),
         *(_csr([0, 1, 2], columns, (2, 2)) for columns in ([0, 2], [0, -1], [0, 2**40])),
         fastqt.Window(3),
         fastqt.Window(offsets=[0]),
@@ -111,7 +105,7 @@ with warnings.catch_warnings():
     )
 
 
-def run(data: bytes) -> bool:
+def run_contrastive_loss(data: bytes) -> bool:
     source = Bytes(data)
     # These come first, so that the same bytes mean the same mistake, however problems are made.
     mistakes = {source.choice(ARGUMENTS): source.choice(WRONG) for _ in range(source.integer(0, 3) - 1)}

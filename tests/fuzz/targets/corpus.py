@@ -17,7 +17,7 @@ BLOCKS = (1 << 18, 3, 7, 64)
 VOCABULARY = Vocabulary.build(["one two three . , ( )"], 12)
 
 
-def run(data: bytes) -> bool:
+def run_corpus(data: bytes) -> bool:
     source = Bytes(data)
     block_size, reopen = source.choice(BLOCKS), source.integer(0, 255)
     path = text_file(source, "corpus")

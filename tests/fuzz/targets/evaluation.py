@@ -18,7 +18,7 @@ TEXTS = ["one", "two", "three"]  # in the cache
 WANTED = ["one", "four"]
 
 
-def run(data: bytes) -> bool:
+def run_evaluation(data: bytes) -> bool:
     source = Bytes(data)
     kind = source.choice(("labelled", "pairs", "scores first", "cache"))
     if kind == "cache":

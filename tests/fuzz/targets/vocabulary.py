@@ -1,9 +1,11 @@
-"""vocabulary.json: one that is accepted encodes any text, and is written again as the same vocabulary."""
+"""Vocabularies and tokenizers: one that is accepted encodes any text, and is written again as the same."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from fastqt.errors import InputError
 from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
@@ -12,31 +14,67 @@ from tests.fuzz.refusals import check_file_refusal
 from tests.fuzz.source import Bytes
 
 WHOLE = json.loads(Vocabulary.build(["one two, three! a b c"], 9, max_length=7).to_json())
-SENTENCES = ["one two, three!", "", "  ", "a b c a b c a b c", "é \u2028 \x00 [UNK] <unk> x" + "y" * 200]
+SENTENCES = [
+    "one two, three!",
+    "",
+    "  ",
+    "a b c ab ab c a b c a b c",
+    "é \u2028 \x00 [UNK] <unk> x" + "y" * 200,
+]
+PIECES = ["<unk>", "a", "b", "c", "##b", "one", "two", "ab", ",", "!"]
 
 
-def run(data: bytes) -> bool:
+def _made() -> list[dict[str, object]]:
+    ids = {piece: number for number, piece in enumerate(PIECES)}
+    bpe = Tokenizer(models.BPE(ids, [("a", "b")], unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
+    bpe.enable_padding(pad_id=1, pad_token="a")
+    words = Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
+    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    words.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
+    words.add_special_tokens(["<unk>"])
+    unigram = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(PIECES)], unk_id=0))
+    unigram.normalizer = normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.NFKC()])
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    return [json.loads(each.to_str()) for each in (bpe, words, unigram)]
+
+
+TOKENIZERS = _made()
+
+
+def run_vocabulary(data: bytes) -> bool:
     source = Bytes(data)
     unknown = source.choice(("keep", "drop"))
     path = write("vocabulary.json", json_text(source, WHOLE))
     try:
-        vocabulary = Vocabulary.load(path, unknown=unknown)
+        read = Vocabulary.load(path, unknown=unknown)
     except InputError as error:
         check_file_refusal(error, path)
         return False
-    check_encoding(vocabulary, SENTENCES, unknown=unknown)
+    check_encoding(read, unknown=unknown)
     return True
 
 
-def check_encoding(
-    vocabulary: Vocabulary | TokenizerVocabulary, sentences: list[str], **options: Any
-) -> None:
-    """Checks that a vocabulary encodes the sentences, and is the same when it is written and loaded again."""
-    ids, lengths = vocabulary.encode(sentences)
+def run_tokenizer(data: bytes) -> bool:
+    source = Bytes(data)
+    options = source.choice(({}, {"unknown": "drop"}, {"special_tokens": "add"})) | {"max_length": 7}
+    path = write("tokenizer.json", json_text(source, source.choice(TOKENIZERS)))
+    try:
+        read = TokenizerVocabulary.load(path, **options)
+    except InputError as error:
+        check_file_refusal(error, path)
+        return False
+    check_encoding(read, **options)
+    return True
+
+
+def check_encoding(read: Vocabulary | TokenizerVocabulary, **options: Any) -> None:
+    """Checks that a vocabulary encodes sentences, and is the same when it is written and loaded again."""
+    ids, lengths = read.encode(SENTENCES)
     assert len(ids) == lengths.sum()
     assert (lengths >= 1).all()
-    assert (lengths <= vocabulary.max_length).all()
-    assert ((ids >= 0) & (ids < len(vocabulary))).all(), "an id outside the embedding table"
+    assert (lengths <= read.max_length).all()
+    assert ((ids >= 0) & (ids < len(read))).all(), "an id outside the embedding table"
 
-    again = type(vocabulary).load(write("again.json", vocabulary.to_json().encode()), **options)
-    assert (again.encode(sentences).ids == ids).all()
+    again = type(read).load(write("again.json", read.to_json().encode()), **options)
+    assert (again.encode(SENTENCES).ids == ids).all()

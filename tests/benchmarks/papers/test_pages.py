@@ -1,0 +1,166 @@
+"""Curves, claims and tables of the papers' page follow from the stored runs alone."""
+
+import pytest
+
+from benchmarks.papers import claims, curves, gloss_pages, pages, store
+from benchmarks.papers.curves import PANELS
+from benchmarks.papers.gloss_pages import SECTIONS, SOURCE, figures, gloss_ordering
+from benchmarks.papers.pages import CLASSIFICATION, CURVES
+from benchmarks.papers.runs import STS
+
+
+@pytest.fixture
+def nothing_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "STORED", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("section", claims.SECTIONS)
+def test_nothing_is_claimed_of_nothing(section, nothing_stored):
+    assert claims.SECTIONS[section]() == pages.NOT_STORED
+
+
+def test_labels_that_are_needed(nothing_stored):
+    curves = {
+        "bag of words before training": [0.5, 0.5, 0.5, 0.6, 0.7],
+        "mean of GloVe": [0.5, 0.69, 0.7, 0.8, 0.9],
+        "bag of words from GloVe": [0.5, 0.5, 0.5, 0.6, 0.69],
+    }
+    for system, accuracies in curves.items():
+        by_size = dict(zip(("8", "32", "128", "512", "2048"), accuracies, strict=True))
+        record = {"accuracies": {size: [x - 0.01, x + 0.01] for size, x in by_size.items()}}
+        store.add("few-labels", f"SUBJ, {system}", record)
+    (row,) = claims.few_labels_needed().splitlines()[2:]
+    assert row == "| SUBJ | 70.0 | 128 | more | – | – |"
+
+
+def test_what_more_text_changes(nothing_stored):
+    def record(accuracies, spearman):
+        tasks = dict(zip(CLASSIFICATION, ({"accuracy": x} for x in accuracies), strict=True))
+        tasks |= {task: {"all": {"spearman": spearman}} for task in STS if task != "STSB"}
+        return {"tasks": tasks | {"STSB": {"test": {"spearman": spearman}}}}
+
+    store.add("limited-text", "1-seed0", record([0.5] * 6, 0.3))
+    store.add("limited-text", "10-seed0", record([0.6] * 4 + [0.4] * 2, 0.35))
+    store.add("limited-text", "100-seed1", record([0.9] * 6, 0.9))
+    (row,) = claims.more_text().splitlines()[2:]
+    assert row == "| 1 % to 10 % | of the text | 4 of 6 | +3.3 | +5.0 | 1 |"
+
+
+def test_what_training_changes_for_the_mean_classifier(nothing_stored):
+    def record(means, logistic):
+        of_form = {"means": means, "centred": 0.7, "logistic": logistic}
+        return {"tasks": {task: {"unit": of_form} for task in pages.LOSSES_TASKS}}
+
+    for seed, means in ((0, 0.5), (1, 0.6)):
+        store.add("mean-classifier", f"before training, seed {seed}", record(means, 0.8))
+        store.add("mean-classifier", f"QuickThoughts, seed {seed}", record(means + 0.1, 0.9))
+    rows = claims.mean_classifier_claims().splitlines()[2:]
+    assert rows == [
+        "| before training | means | – | – | 25.0 |",
+        "| before training | means, centred | – | – | 10.0 |",
+        "| QuickThoughts | means | 4 of 4 | +10.0 | 25.0 |",
+        "| QuickThoughts | means, centred | 0 of 4 | +0.0 | 20.0 |",
+    ]
+
+
+def log(shift):
+    lines = [{"step": step, **dict.fromkeys(PANELS.values(), step / 10 + shift)} for step in (5, 10, 15)]
+    return [lines[0], {"step": 7, "loss": 1.0}, *lines[1:]]
+
+
+@pytest.fixture
+def stored(nothing_stored):
+    for number, name in enumerate(CURVES["views-minilm"]):
+        store.add("views-minilm", name, {"log": log(number)})
+    for number, name in enumerate(CURVES["hours"]):
+        tasks = {task: {"accuracy": 0.6 + number / 100} for task in CLASSIFICATION}
+        store.add("hours", name, {"cpu_minutes": 3.0 * number, "tasks": tasks})
+    return nothing_stored
+
+
+def test_a_line_for_each_seed_in_each_panel(stored):
+    figure = curves.views(store.stored("views-minilm"))
+    assert [axes.get_title() for axes in figure.axes] == [*PANELS, ""]
+    assert len(figure.axes[-1].get_legend().get_texts()) == 2
+    for axes in figure.axes[:-1]:
+        drawn = [list(line.get_ydata()) for line in axes.lines]
+        assert drawn == [[0.5 + seed, 1.0 + seed, 1.5 + seed] for seed in range(6)]
+        assert [line.get_color() for line in axes.lines] == ["C0"] * 3 + ["C1"] * 3
+
+
+def test_accuracy_over_minutes_has_a_point_for_each_stage(stored):
+    (axes,) = curves.hours(store.stored("hours")).axes
+    (quick, skip) = axes.lines
+    assert list(quick.get_xdata()) == [0, 3, 6]
+    assert list(quick.get_ydata()) == pytest.approx([60, 61, 62])
+    assert list(skip.get_xdata()) == [9, 12, 15]
+    assert {line.get_marker() for line in axes.lines} == {"o"}
+
+
+def test_only_complete_tables_are_drawn_and_the_same_each_time(stored):
+    first = {path.name: path.read_bytes() for path in curves.draw(stored)}
+    assert set(first) == {"hours.svg", "views-minilm.svg"}
+    assert {path.name: path.read_bytes() for path in curves.draw(stored)} == first
+    assert pages.curves("hours", "x") == "![x](../benchmarks/results/papers/hours.svg)"
+    assert pages.curves("views-masked-words", "x") == pages.NOT_STORED
+
+
+def test_pictures_of_the_page_are_there():
+    for table in CURVES:
+        if pages.curves(table, "x") != pages.NOT_STORED:
+            assert (curves.STORED / f"{table}.svg").exists(), "run `python -m benchmarks.papers.curves`"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SECTIONS if name not in ("gloss samples", "gloss ordering")]
+)
+def test_each_column_has_a_title(name):
+    lines = SECTIONS[name]().splitlines()
+    assert len(lines) > 2
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def record(*values):
+    """A stored run with these per cent of CR, TREC, STS13, STS15 and STS-B."""
+    cr, trec, sts13, sts15, stsb = (value / 100 for value in values)
+    similar = {"STS13": {"all": {"pearson": sts13}}, "STS15": {"all": {"pearson": sts15}}}
+    return {
+        "tasks": {
+            **{"CR": {"accuracy": cr}, "TREC": {"accuracy": trec}},
+            **similar,
+            "STSB": {"dev": {"pearson": 0.0}, "test": {"pearson": stsb}},
+        }
+    }
+
+
+def test_differences_of_the_source_are_those_of_its_tables(monkeypatch):
+    known = {f"{decoder}-{d}": record(*values) for (decoder, d), values in SOURCE.items()}
+    monkeypatch.setattr(
+        gloss_pages, "stored", lambda table: {**known, "mean of GloVe": record(1, 1, 1, 1, 1)}
+    )
+    assert figures(known["bow-100"]) == pytest.approx(SOURCE["bow", 100])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in gloss_ordering().splitlines()[2:]]
+    assert len(rows) == 8
+    assert all(source == ours for _, source, ours in rows), "ours are the source's here"
+    found = {title: source for title, source, _ in rows}
+    # (77.85 - 76.35) of CR and TREC; (67.03 - 65.13) of the three STS tasks.
+    assert found["d=300: supervised, positions − bags"] == "+1.5"
+    assert found["bags of words: STS, d=300 − d=100"] == "+1.9"
+
+
+def test_what_is_not_stored_yet_is_left_out(monkeypatch):
+    monkeypatch.setattr(gloss_pages, "stored", lambda table: {"bow-100": record(70, 70, 40, 50, 60)})
+    assert gloss_ordering() == "Not all runs of this table are stored yet."
+
+
+def test_other_ways_of_training_stand_beside_the_source(monkeypatch):
+    known = {"bow-300": record(70, 70, 40, 40, 40), "pos-300": record(70, 70, 40, 40, 40)}
+    known["bow-300 of seed 1"] = record(70, 70, 50, 50, 50)
+    monkeypatch.setattr(gloss_pages, "stored", lambda table: known)
+    assert "of seed 1" not in gloss_ordering()
+    known["pos-300 of seed 1"] = record(80, 80, 40, 40, 40)
+    lines = gloss_ordering().splitlines()
+    assert "| d=300 of seed 1: STS, bags − positions | +2.0 | +10.0 |" in lines
+    assert "| d=300 of seed 1: supervised, positions − bags | +1.5 | +10.0 |" in lines
+    assert "| d=300: STS, bags − positions | +2.0 | +0.0 |" in lines
