@@ -8,37 +8,11 @@ import torch
 import fastqt
 from fastqt import engines
 from fastqt.autograd import traced
+from fastqt.losses import max_margin, negative_sampling
 from fastqt.problem import Problem
 from fastqt.targets import Window
 from fastqt.targets.base import TargetRows
-from tests.shared.cases import CASES, N
 from tests.shared.tolerances import REORDERED, relative
-
-ALL = next(case for case in CASES if case.name == "all at once")
-MODES = ({}, {"memory": "low"}, {"memory": 2**25}, {"reduction": "none"}, {"reduction": "sum"})
-by_mode = pytest.mark.parametrize("mode", MODES, ids=str)
-
-
-@pytest.mark.parametrize(
-    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])], ids=str
-)
-def test_compiles_into_one_graph(mode):
-    document_ids = torch.arange(N) // 4
-
-    def loss(queries, candidates, scale):
-        return fastqt.contrastive_loss(
-            queries, candidates, document_ids=document_ids, scale=scale, normalize=True, **mode
-        ).sum()
-
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, fullgraph=True)
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(N, 8, generator=generator, requires_grad=True) for _ in range(2)]
-    inputs.append(torch.tensor(5.0, requires_grad=True))
-    a, b = compiled(*inputs), loss(*inputs)
-    assert relative(a, b) < REORDERED[torch.float32]
-    for x, y in zip(torch.autograd.grad(a * 2, inputs), torch.autograd.grad(b * 2, inputs), strict=True):
-        assert relative(x, y) < REORDERED[torch.float32]
 
 
 def problem(dtype: torch.dtype, **changes: object) -> Problem:
@@ -132,15 +106,61 @@ def test_a_compiled_loss_runs_on_the_engine_that_was_asked_for(engine, mode, ask
         assert relative(a, b) < REORDERED[torch.float32]
 
 
+N, M, D, K = 7, 9, 4, 3  # of losses that no engine has
+
+
+def embeddings(rows: int = N, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(n, D, generator=generator, dtype=torch.float64, requires_grad=True)
+        for n in (rows, rows + M - N)
+    )
+
+
+def numbers(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(rows) % M, (torch.arange(rows * K).view(rows, K) * 5) % M
+
+
+SCALE = torch.tensor(2.0, dtype=torch.float64)
+
+
+OPERATORS = {
+    "negative_sampling": ([SCALE, torch.cat([numbers(N)[0][:, None], numbers(N)[1]], 1)], 3),
+    "max_margin of rows": (
+        [torch.arange(N + 1), torch.arange(N), torch.ones(N, dtype=torch.float64), None, 0.5, True],
+        2,
+    ),
+    "max_margin of a matrix": ([None, None, None, torch.eye(N, M), 0.5, False], 2),
+}
+
+
+OPERATOR_OF = {
+    "negative_sampling": negative_sampling.NEGATIVE_SAMPLING.operator,
+    "max_margin": max_margin.MAX_MARGIN.operator,
+}
+
+
 @pytest.mark.slow
-def test_a_compiled_loss_of_any_batch_size():
-    """From the second batch size on, torch.compile takes the size to be a variable."""
-    inputs = [torch.randn(N, 4, requires_grad=True) for N in (7, 12, 25)]
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_opcheck_of_walks(name, weighted):
+    rest, inputs = OPERATORS[name]
+    operator = OPERATOR_OF[name.split()[0]]
+    weights = torch.full((N,), 0.5, dtype=torch.float64) if weighted else None
+    for needs in ([weighted] * inputs, [weighted] + [False] * (inputs - 1)):
+        torch.library.opcheck(operator, (*(x.detach() for x in embeddings()), *rest, weights, needs))
 
-    def loss(f):
-        return fastqt.contrastive_loss(f, f.roll(1, 0))
 
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for f in inputs:
-        (found,), (expected,) = (torch.autograd.grad(function(f), f) for function in (compiled, loss))
-        assert relative(found, expected) < REORDERED[torch.float32]
+def test_wrong_values_end_a_compiled_loss():
+    """The assertion on values has the message of the ValueError, without the sizes of one batch."""
+
+    def call(queries, candidates, positives, negatives):
+        return fastqt.negative_sampling_loss(queries, candidates, positives, negatives)
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    positives, negatives = numbers(N)
+    compiled(*embeddings(), positives, negatives)
+    for wrong in (M, -1):
+        with pytest.raises(RuntimeError, match=r"positives, negatives: want values in 0\.\.last"):
+            compiled(*embeddings(), positives, negatives.fill_(wrong))

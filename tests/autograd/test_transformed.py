@@ -12,7 +12,6 @@ from torch.func import (
     jacrev,
     jvp,
     stack_module_state,
-    vjp,
     vmap,
 )
 
@@ -98,24 +97,6 @@ def test_grad_of_vmap_over_one_argument_in_any_dimension():
 
     given = [x.movedim(0, 1), y, s]
     check(grad(total, argnums=(0, 1, 2))(*given), usual_gradients(loop, given))
-
-
-def test_jacrev_of_the_losses_of_rows():
-    x, y, _ = inputs()
-    found = jacrev(lambda x: fastqt.contrastive_loss(x, y, reduction="none"))(x)
-    expected = torch.autograd.functional.jacobian(
-        lambda x: fastqt.contrastive_loss(x, y, reduction="none", backend="reference"), x
-    )
-    check((found,), (expected,))
-
-
-def test_vjp_where_one_tensor_is_both_queries_and_candidates():
-    x, _, _ = inputs()
-    value, pull = vjp(lambda x: fastqt.contrastive_loss(x, x, reduction="none"), x)
-    upstream = torch.linspace(-1, 1, N, dtype=torch.float64)
-    leaf = x.clone().requires_grad_()
-    loss = fastqt.contrastive_loss(leaf, leaf, reduction="none")
-    check((value, *pull(upstream)), (loss, *torch.autograd.grad(loss, leaf, upstream)))
 
 
 def test_reference_takes_second_derivatives_and_forward_mode():

@@ -129,15 +129,6 @@ def to_integer(x: Array, kind: type[np.signedinteger] | type[np.unsignedinteger]
     return result
 
 
-def minimum(a: Array, b: Array) -> Array:
-    """min of floats: a number beside a NaN is the result."""
-    return np.fmin(a, b)
-
-
-def maximum(a: Array, b: Array) -> Array:
-    return np.fmax(a, b)
-
-
 def prmt(a: Bits, b: Bits, selector: int) -> Bits:
     """Four bytes of the eight of b:a, each replaced by its sign where bit 3 of its selector is set."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))

@@ -5,6 +5,8 @@ Source: Parallel Thread Execution ISA, chapter 9, in the order of its sections.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.emulator.kinds import OPPOSITE, ORDERED, ROUNDINGS, bits_of, is_float, storage
 from tests.emulator.ptx import Instruction
 from tests.emulator.writer import Writer
@@ -20,8 +22,49 @@ OF_BF16 = {
 }
 
 
+SIGNS = {"add": "+", "sub": "-"}  # mul has other forms
+UNARY = {"neg": "-{}", "not": "~{}"}
+BINARY = {"and": "{a} & {b}", "or": "{a} | {b}", "xor": "{a} ^ {b}", "rem": "a.remainder({a}, th.array({b}))"}
+# Of integers and where a NaN stays one; and of floats, of which a number beside a NaN is the result.
+EXTREMES = {"min": ("minimum", "fmin"), "max": ("maximum", "fmax")}
+SHIFTS = {"shl": "left", "shr": "right"}
+COUNTS = {"clz": "leading_zeros", "popc": "set_bits"}
+# The function and its error in units of the last place; that of tanh is 2^-11 of the result.
+APPROXIMATIONS = {"lg2": ("np.log2", 2.0), "rsqrt": ("1 / np.sqrt", 2.0), "tanh": ("np.tanh", 2.0**13)}
+
+
 class OfRegisters(Writer):
     """Arithmetic, comparisons, bits, moves and conversions."""
+
+    def method_of(self, name: str) -> Callable[[Instruction], None] | None:
+        """Of the instructions in the tables above, and of those that have a method of their own."""
+        for table, method in (
+            (SIGNS, self.float_binary),
+            (UNARY, self.unary),
+            (BINARY, self.binary),
+            (EXTREMES, self.extreme),
+            (SHIFTS, self.shift),
+            (COUNTS, self.counted),
+        ):
+            if name in table:
+                return lambda i: method(i, table[name])
+        if name in APPROXIMATIONS:
+            return lambda i: self.approximated(i, *APPROXIMATIONS[name])
+        return super().method_of(name)
+
+    def unary(self, i: Instruction, expression: str) -> None:
+        self.write(i.operands[0], i.type, expression.format(self.value(str(i.operands[1]), i.type)))
+
+    def extreme(self, i: Instruction, names: tuple[str, str]) -> None:
+        name = names[is_float(i.type) and "NaN" not in i.modifiers]
+        self.binary(i, f"np.{name}({{a}}, {{b}})")
+
+    def shift(self, i: Instruction, way: str) -> None:
+        a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")
+        self.write(i.operands[0], i.type, f"a.shift_{way}({a}, {by}, {bits_of(i.type)})")
+
+    def counted(self, i: Instruction, name: str) -> None:
+        self.write(i.operands[0], "b32", f"a.{name}({self.value(str(i.operands[1]), i.type)})")
 
     def binary(self, i: Instruction, expression: str, kind: str | None = None) -> None:
         kind = kind or i.type
@@ -41,12 +84,6 @@ class OfRegisters(Writer):
         else:
             plain = f"a.flush(a.flush({{a}}) {sign} a.flush({{b}}))" if flushed else f"{{a}} {sign} {{b}}"
             self.binary(i, plain)
-
-    def do_add(self, i: Instruction) -> None:
-        self.float_binary(i, "+")
-
-    def do_sub(self, i: Instruction) -> None:
-        self.float_binary(i, "-")
 
     def do_mul(self, i: Instruction) -> None:
         if "wide" in i.modifiers:
@@ -95,10 +132,6 @@ class OfRegisters(Writer):
             expression = f"a.approximate(f64({a}) / f64({b}), {ulps}, th.array({b}).view(b32))"
         self.write(i.operands[0], i.type, expression)
 
-    def do_rem(self, i: Instruction) -> None:
-        a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
-        self.write(i.operands[0], i.type, f"a.remainder({a}, th.array({b}))")
-
     def approximated(self, i: Instruction, function: str, ulps: float) -> None:
         a = self.value(str(i.operands[1]), "f32")
         flushed = f"a.flush({a})" if "ftz" in i.modifiers else a
@@ -110,9 +143,6 @@ class OfRegisters(Writer):
             self.unknown(i.text)
         self.approximated(i, "np.exp2", 2.0)
 
-    def do_lg2(self, i: Instruction) -> None:
-        self.approximated(i, "np.log2", 2.0)
-
     def do_rcp(self, i: Instruction) -> None:
         if i.type == "f64":
             self.write(i.operands[0], "f64", f"a.rcp_approx_f64({self.value(str(i.operands[1]), 'f64')})")
@@ -121,20 +151,11 @@ class OfRegisters(Writer):
         else:
             self.approximated(i, "np.reciprocal", 1.0)
 
-    def do_rsqrt(self, i: Instruction) -> None:
-        self.approximated(i, "1 / np.sqrt", 2.0)
-
     def do_sqrt(self, i: Instruction) -> None:
         if "approx" in i.modifiers:
             self.approximated(i, "np.sqrt", 2.0)
         else:
             self.write(i.operands[0], i.type, f"np.sqrt({self.value(str(i.operands[1]), i.type)})")
-
-    def do_tanh(self, i: Instruction) -> None:
-        self.approximated(i, "np.tanh", 2.0**13)  # 2^-11 of the result
-
-    def do_neg(self, i: Instruction) -> None:
-        self.write(i.operands[0], i.type, f"-{self.value(str(i.operands[1]), i.type)}")
 
     def do_abs(self, i: Instruction) -> None:
         a = self.value(str(i.operands[1]), i.type)
@@ -143,30 +164,6 @@ class OfRegisters(Writer):
         else:
             expression = f"a.flush(np.abs({a}))" if "ftz" in i.modifiers else f"np.abs({a})"
         self.write(i.operands[0], i.type, expression)
-
-    def extreme(self, i: Instruction, of_floats: str, of_integers: str) -> None:
-        if not is_float(i.type) or "NaN" in i.modifiers:
-            self.binary(i, f"np.{of_integers}({{a}}, {{b}})")
-        else:
-            self.binary(i, f"a.{of_floats}({{a}}, {{b}})")
-
-    def do_min(self, i: Instruction) -> None:
-        self.extreme(i, "minimum", "minimum")
-
-    def do_max(self, i: Instruction) -> None:
-        self.extreme(i, "maximum", "maximum")
-
-    def do_and(self, i: Instruction) -> None:
-        self.binary(i, "{a} & {b}")
-
-    def do_or(self, i: Instruction) -> None:
-        self.binary(i, "{a} | {b}")
-
-    def do_xor(self, i: Instruction) -> None:
-        self.binary(i, "{a} ^ {b}")
-
-    def do_not(self, i: Instruction) -> None:
-        self.write(i.operands[0], i.type, f"~{self.value(str(i.operands[1]), i.type)}")
 
     def do_lop3(self, i: Instruction) -> None:
         """Any function of three bits, whose table the last operand is."""
@@ -178,14 +175,6 @@ class OfRegisters(Writer):
             if table >> k & 1
         ]
         self.write(i.operands[0], "b32", " | ".join(f"({term})" for term in terms) or "th.full(b32(0))")
-
-    def do_shl(self, i: Instruction) -> None:
-        a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")
-        self.write(i.operands[0], i.type, f"a.shift_left({a}, {by}, {bits_of(i.type)})")
-
-    def do_shr(self, i: Instruction) -> None:
-        a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")
-        self.write(i.operands[0], i.type, f"a.shift_right({a}, {by}, {bits_of(i.type)})")
 
     def do_shf(self, i: Instruction) -> None:
         low, high, by = (self.value(str(x), "b32") for x in i.operands[1:4])
@@ -211,12 +200,6 @@ class OfRegisters(Writer):
         a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
         position, length = (self.value(str(x), "b32") for x in i.operands[3:5])
         self.write(i.operands[0], i.type, f"a.bfi(th.array({a}), {b}, {position}, {length})")
-
-    def do_clz(self, i: Instruction) -> None:
-        self.write(i.operands[0], "b32", f"a.leading_zeros({self.value(str(i.operands[1]), 'b32')})")
-
-    def do_popc(self, i: Instruction) -> None:
-        self.write(i.operands[0], "b32", f"a.set_bits({self.value(str(i.operands[1]), i.type)})")
 
     def do_selp(self, i: Instruction) -> None:
         a, b = (self.value(str(x), i.type) for x in i.operands[1:3])

@@ -53,9 +53,6 @@ def immediate(text: str, kind: str) -> Any:
         number = -int(text, 0) if negative else int(text, 0)
         if kind == "pred":
             return np.bool_(number != 0)
-        if kind in ("f16", "f32", "f64"):
-            width = np.dtype(KINDS[kind]).itemsize * 8
-            return WIDTHS[str(width)](number % 2**width).view(KINDS[kind])
         width = np.dtype(KINDS[kind]).itemsize * 8
         return WIDTHS[str(width)](number % 2**width).view(KINDS[kind])
     if is_float(kind):

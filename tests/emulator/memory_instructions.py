@@ -107,9 +107,6 @@ class Instructions(OfRegisters):
             for k, register in enumerate(d):
                 self.write(register, "f32", f"{result}[{k}]")
 
-    def do_activemask(self, i: Instruction) -> None:
-        self.unknown(i.text)
-
     def address(self, operand: Operand, bits: int) -> str:
         assert isinstance(operand, Address)
         base = self.value(operand.base, f"b{bits}")
@@ -122,9 +119,6 @@ class Instructions(OfRegisters):
     def space(self, i: Instruction) -> str:
         """Which memory an instruction takes; generic addresses are global ones here."""
         return next((x.split("__")[0] for x in i.modifiers if x in SPACES), "global")
-
-    def lanes(self, i: Instruction) -> int:
-        return next((int(x[1:]) for x in i.modifiers if re.fullmatch(r"v[248]", x)), 1)
 
     def do_ld(self, i: Instruction) -> None:
         space = self.space(i)

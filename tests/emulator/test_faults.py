@@ -169,45 +169,6 @@ def test_an_mbarrier_orders_nothing_of_a_phase_that_is_not_complete(schedule):
     assert "race" in kinds(body.format(expected=32), **options)
 
 
-def test_blocks_are_ordered_by_atomics_alone():
-    """The last of four blocks adds up what all have stored."""
-    body = """
-        setp.eq.u32 %p1, %r0, 0;
-        mul.wide.u32 %d10, %r1, 4;
-        add.s64 %d10, %d10, %d0;
-        add.u32 %r10, %r1, 10;
-        @%p1 st.global.b32 [%d10], %r10;
-        bar.sync 0;
-        mov.b32 %r11, 1;
-        @%p1 atom.global.gpu.{order}.add.u32 %r12, [%d1], %r11;
-        setp.eq.u32 %p2, %r12, 3;
-        and.pred %p2, %p1, %p2;
-        @%p2 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d0];
-        add.u32 %r20, %r20, %r21;
-        add.u32 %r20, %r20, %r22;
-        add.u32 %r20, %r20, %r23;
-        @%p2 st.global.b32 [%d2], %r20;
-    """
-    for order, wanted in (("acq_rel", set()), ("relaxed", {"race"})):
-        parts, count, total = (np.zeros(n, np.uint32) for n in (4, 1, 1))
-        assert kinds(body.format(order=order), parts, count, total, blocks=4) == wanted
-        assert total[0] == 10 + 11 + 12 + 13
-
-
-def test_a_policy_of_the_cache_changes_nothing():
-    body = """
-        createpolicy.fractional.L2::evict_last.b64 %d9, 1.0;
-        mul.wide.u32 %d10, %r0, 4;
-        add.s64 %d11, %d10, %d1;
-        add.s64 %d10, %d10, %d0;
-        ld.global.L1::evict_last.L2::cache_hint.b32 %r10, [%d10], %d9;
-        st.global.L1::evict_last.L2::cache_hint.b32 [%d11], %r10, %d9;
-    """
-    source, out = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
-    assert kinds(body, source, out) == set()
-    assert out.tolist() == source.tolist()
-
-
 @every_schedule
 def test_threads_that_part_meet_again(schedule):
     """A way round that lies behind the place where the ways meet."""

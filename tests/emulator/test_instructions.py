@@ -76,14 +76,6 @@ def test_division_of_integers_is_towards_zero(name):
         assert found == wanted & 0xFFFFFFFF
 
 
-def test_wide_products():
-    a, b = pairs()
-    for sign, read in (("u", int), ("s", lambda x: signed(int(x)))):
-        out = np.zeros(len(a), np.uint64)
-        of_each_thread(f"mul.wide.{sign}32 d, a, b;", [a, b], out)
-        assert out.tolist() == [read(x) * read(y) % 2**64 for x, y in zip(a, b, strict=True)]
-
-
 def float_pairs():
     a, b = np.meshgrid(FLOATS, FLOATS)
     return a.ravel()[:128].copy(), b.ravel()[:128].copy()
@@ -105,33 +97,6 @@ def test_comparisons_of_floats(compare):
         else:
             wanted = eval(f"x {of_numbers[compare[:2]]} y", {"x": x, "y": y})
         assert bool(found) == wanted, (x, y)
-
-
-def test_a_number_beside_a_nan_is_the_extreme():
-    a, b = float_pairs()
-    out = np.zeros(len(a), np.float32)
-    of_each_thread("max.f32 d, a, b;", [a, b], out)
-    for x, y, found in zip(a.tolist(), b.tolist(), out.tolist(), strict=True):
-        numbers = [z for z in (x, y) if z == z]
-        assert found == max(numbers) if numbers else found != found
-
-
-@pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_conversions_to_16_bits_round_to_even(kind):
-    generator = torch.Generator().manual_seed(0)
-    values = torch.cat(
-        [
-            torch.randn(100, generator=generator),
-            torch.tensor(FLOATS),
-            torch.tensor([1 + 2**-8, 1 + 3 * 2**-8]),
-        ]
-    )
-    values = torch.nn.functional.pad(values, (0, 128 - len(values)))
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kind]
-    out = np.zeros(len(values), np.uint16)
-    of_each_thread(f"cvt.rn.{kind}.f32 d, a;", [values.numpy()], out)
-    found = torch.from_numpy(out.view(np.int16)).view(dtype)
-    torch.testing.assert_close(found, values.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 def test_sums_and_fused_products_that_are_rounded_towards_zero():
@@ -217,18 +182,6 @@ def test_a_fused_product_is_rounded_once():
 
 
 @pytest.mark.parametrize(
-    ("instruction", "exact"), [("ex2.approx.ftz.f32", np.exp2), ("rcp.approx.ftz.f32", np.reciprocal)]
-)
-def test_an_approximation_is_off_by_at_most_two_units_and_by_more_than_none(instruction, exact):
-    a = np.linspace(-3, 5, 128, dtype=np.float32)
-    out = np.zeros(128, np.float32)
-    of_each_thread(f"{instruction} d, a;", [a], out)
-    units = np.abs(out - exact(a.astype(np.float64))) / np.spacing(np.abs(out))
-    assert units.max() <= 2.5
-    assert units.max() > 0.9
-
-
-@pytest.mark.parametrize(
     ("how", "source"),
     [
         ("bfly.b32 d, a, 5, 31, -1", lambda lane: lane ^ 5),
@@ -302,54 +255,35 @@ def test_what_ends_a_launch(body, words):
         execute(body)
 
 
-MULTIPLY = """
-    // Each thread copies a row of A (16 x 16) or of B^T (8 x 16), 32 bytes, to shared memory.
-    mul.wide.u32 %d10, %r0, 32;
-    add.s64 %d10, %d10, %d0;
-    mul.lo.u32 %r10, %r0, 32;
-    setp.lt.u32 %p1, %r0, 24;
-    @%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d10];
-    @%p1 st.shared.v4.b32 [%r10], {{%r20, %r21, %r22, %r23}};
-    @%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d10+16];
-    @%p1 st.shared.v4.b32 [%r10+16], {{%r20, %r21, %r22, %r23}};
-    bar.sync 0;
-    and.b32 %r11, %r0, 15;
-    shr.u32 %r12, %r0, 4;
-    mul.lo.u32 %r13, %r11, 32;
-    mad.lo.u32 %r13, %r12, 16, %r13;
-    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r13];
-    and.b32 %r11, %r0, 7;
-    shr.u32 %r12, %r0, 3;
-    and.b32 %r12, %r12, 1;
-    mul.lo.u32 %r13, %r11, 32;
-    mad.lo.u32 %r13, %r12, 16, %r13;
-    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r40, %r41}}, [%r13+512];
-    mov.b32 %r50, 0f00000000;
-    mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32
-        {{%r50, %r51, %r52, %r53}}, {{%r30, %r31, %r32, %r33}}, {{%r40, %r41}}, {{%r50, %r50, %r50, %r50}};
-    // Lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
-    shr.u32 %r60, %r0, 2;
-    and.b32 %r61, %r0, 3;
-    mul.lo.u32 %r62, %r60, 32;
-    mad.lo.u32 %r62, %r61, 8, %r62;
-    cvt.u64.u32 %d11, %r62;
-    add.s64 %d11, %d11, %d1;
-    st.global.v2.b32 [%d11], {{%r50, %r51}};
-    st.global.v2.b32 [%d11+256], {{%r52, %r53}};
-"""
-
-
-@pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_a_product_of_matrices(kind):
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kind]
-    both = torch.randn(24, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    out = np.zeros((16, 8), np.float32)
-    reports = execute(MULTIPLY.format(kind=kind), both.view(torch.int16).numpy(), out, shared=1024)
-    assert not len(reports), str(reports)
-    A, B = both[:16].double(), both[16:].double()
-    np.testing.assert_allclose(out, (A @ B.T).numpy(), rtol=1e-6, atol=1e-6)
-
-
 def test_what_is_unknown_is_refused():
     with pytest.raises(NotImplementedError, match=r"sin\.approx"):
         execute("sin.approx.f32 %r10, %r0;")
+
+
+def test_wide_products():
+    a, b = pairs()
+    for sign, read in (("u", int), ("s", lambda x: signed(int(x)))):
+        out = np.zeros(len(a), np.uint64)
+        of_each_thread(f"mul.wide.{sign}32 d, a, b;", [a, b], out)
+        assert out.tolist() == [read(x) * read(y) % 2**64 for x, y in zip(a, b, strict=True)]
+
+
+def test_a_number_beside_a_nan_is_the_extreme():
+    a, b = float_pairs()
+    out = np.zeros(len(a), np.float32)
+    of_each_thread("max.f32 d, a, b;", [a, b], out)
+    for x, y, found in zip(a.tolist(), b.tolist(), out.tolist(), strict=True):
+        numbers = [z for z in (x, y) if z == z]
+        assert found == max(numbers) if numbers else found != found
+
+
+@pytest.mark.parametrize(
+    ("instruction", "exact"), [("ex2.approx.ftz.f32", np.exp2), ("rcp.approx.ftz.f32", np.reciprocal)]
+)
+def test_an_approximation_is_off_by_at_most_two_units_and_by_more_than_none(instruction, exact):
+    a = np.linspace(-3, 5, 128, dtype=np.float32)
+    out = np.zeros(128, np.float32)
+    of_each_thread(f"{instruction} d, a;", [a], out)
+    units = np.abs(out - exact(a.astype(np.float64))) / np.spacing(np.abs(out))
+    assert units.max() <= 2.5
+    assert units.max() > 0.9

@@ -212,45 +212,6 @@ def test_the_last_block_adds_up_all(change, whole, schedule):
         assert kinds == {"race"}
 
 
-@every_schedule
-def test_a_barrier_of_the_grid(schedule):
-    """As cooperative groups make it: a thread of each block fences, counts, waits for all, and fences."""
-    body = """
-        mul.wide.u32 %d10, %r1, 4;
-        add.s64 %d11, %d10, %d0;
-        add.u32 %r10, %r1, 10;
-        setp.eq.u32 %p3, %r0, 40;
-        @%p3 st.global.b32 [%d11], %r10;
-        bar.sync 0;
-        setp.ne.u32 %p1, %r0, 0;
-        @%p1 bra ARRIVED;
-        {before}
-        mov.b32 %r11, 1;
-        atom.global.gpu.relaxed.add.u32 %r12, [%d1], %r11;
-        AGAIN:
-        ld.volatile.global.b32 %r13, [%d1];
-        setp.lt.u32 %p2, %r13, 4;
-        @%p2 bra AGAIN;
-        {after}
-        ARRIVED:
-        bar.sync 0;
-        xor.b32 %r14, %r1, 3;
-        mul.wide.u32 %d12, %r14, 4;
-        add.s64 %d12, %d12, %d0;
-        ld.global.b32 %r15, [%d12];
-        add.s64 %d13, %d10, %d2;
-        @%p3 st.global.b32 [%d13], %r15;
-    """
-    for before, after in ((FENCE, FENCE), ("", FENCE), (FENCE, "")):
-        parts, count, out = (np.zeros(n, np.uint32) for n in (4, 1, 4))
-        text = body.format(before=before, after=after)
-        kinds = execute(text, parts, count, out, threads=64, blocks=4, schedule=schedule, late=True).kinds()
-        if before and after:
-            assert (out.tolist(), kinds) == ([13, 12, 11, 10], set())
-        else:
-            assert (out.tolist(), kinds) == ([0, 0, 0, 0], {"race"})
-
-
 def test_a_lock_hands_over_what_it_guards():
     """Blocks add to one number while they hold a lock; without an order sums are lost."""
     body = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,11 @@ class Writer:
             self.line(f'R["{name}"] = {variable}')
         self.line(f"m.keep(R, {self.constant(frozenset(alive))})")
 
+    def method_of(self, name: str) -> Callable[[Instruction], None] | None:
+        return getattr(self, f"do_{name}", None)
+
     def translate(self, instruction: Instruction, number: int) -> None:
-        method = getattr(self, f"do_{instruction.name}", None)
+        method = self.method_of(instruction.name)
         if method is None:
             self.unknown(instruction.text)
         self.guard = self.predicate(instruction.guard) if instruction.guard else None

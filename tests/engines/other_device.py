@@ -26,7 +26,7 @@ from fastqt.functional.lowering import prepare, problem_of
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from tests.shared.case_calls import call_of
 from tests.shared.cases import CASES
-from tests.shared.wide_products import SIXTEEN_BITS, products_into_float32
+from tests.shared.wide_products import products_into_float32
 
 # Targets that hold tensors would need fake ones inside, and several row negatives never reach an engine.
 HOLD_TENSORS = ("sparse", "at once", "smoothed", "documents, with")
@@ -160,27 +160,6 @@ def test_kinds_of_devices_reach_the_engine_and_copy_nothing(name, monkeypatch):
                 for gradient in torch.autograd.grad(loss(f, g), (f, g)):
                     assert gradient.device == device
         assert seen.count > 100
-
-
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
-@pytest.mark.parametrize("has_product", [True, False], ids=["into float32", "no such product"])
-def test_products_of_16_bits(device, dtype, has_product):
-    """They are made in 16 bits where torch adds them up in float32, and in float32 where it does not."""
-    wide = products_into_float32("PrivateUse1") if has_product else nullcontext()
-    with wide, FakeTensorMode() as fake:
-        for case in FAKED[::6]:
-            with OnlyOn(device) as seen:
-                p, plan = problem_of(call_of(case, *on(device, fake, case, dtype)))
-                prepare(p, plan)
-                everything(p)
-            assert seen.multiplied == {dtype if has_product else torch.float32}, case.name
-
-        with OnlyOn(device) as seen:
-            a, b = torch.empty(2, 9, 4, device=device, dtype=dtype)
-            p = ClipProblem(a, b, 20.0)
-            computed = engines.ENGINES["torch"].dtype_for(p, dtype)
-            everything(replace(p, queries=a.to(computed), candidates=b.to(computed)))
-        assert seen.multiplied == {dtype if has_product else torch.float32}
 
 
 @pytest.mark.parametrize("pairs", [None, 0, 5])

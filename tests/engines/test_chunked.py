@@ -14,11 +14,8 @@ import fastqt
 from fastqt import devices, engines
 from fastqt.engines import chunked, plans
 from fastqt.engines.chunked import cells, embeddings, walk
-from fastqt.functional.lowering import problem_of
-from fastqt.problem import ClipProblem, Inputs, Needs, Problem
+from fastqt.problem import ClipProblem, Needs, Problem
 from fastqt.targets import TargetRows
-from tests.shared.case_calls import call_of
-from tests.shared.cases import CASES
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
 from tests.shared.problems import ALL_DTYPES, Maker
@@ -63,7 +60,7 @@ def test_random_problems(dtypes):
 
 @pytest.mark.slow
 def test_more_random_problems(dtypes):
-    assert compared(range(1000, 3000), dtypes) > 1200
+    assert compared(range(1000, 1700), dtypes) > 400
 
 
 def test_random_problems_in_products_of_16_bits(dtypes, in_16_bits):
@@ -73,7 +70,7 @@ def test_random_problems_in_products_of_16_bits(dtypes, in_16_bits):
 
 @pytest.mark.slow
 def test_more_random_problems_in_products_of_16_bits(dtypes, in_16_bits):
-    assert compared(range(1000, 3000), SIXTEEN_BITS) > 1200
+    assert compared(range(1000, 1700), SIXTEEN_BITS) > 400
 
 
 def test_on_another_device_nothing_waits():
@@ -146,30 +143,3 @@ def test_columns_of_rows_whose_other_columns_are_larger(above):
     dS = weights[:, None] * (mass[:, None] * probabilities - torch.eye(6))
     torch.testing.assert_close(found.queries, dS @ g, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(found.candidates, dS.T @ f, rtol=1e-12, atol=1e-14)
-
-
-def test_derivatives_of_the_gradient_are_refused():
-    x, y = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    x = x.detach().requires_grad_()
-    loss = fastqt.info_nce_loss(x, y.detach(), backend="torch")
-    with pytest.raises(RuntimeError, match="backend='reference'"):
-        torch.autograd.grad(loss, x, create_graph=True)
-
-
-def test_targets_that_no_loss_has_are_named_on_a_cpu():
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match=r"row 2's target column 9 is outside the M=4 candidates"):
-        fastqt.contrastive_loss(x, x, torch.tensor([0, 1, 9, 3]), diagonal="keep", backend="torch")
-
-
-def test_one_gradient_alone_is_what_it_is_among_all():
-    case = next(case for case in CASES if case.name == "all at once")
-    inputs = case.inputs(torch.float64)
-    p, _ = problem_of(call_of(case, {k: x.detach() for k, x in inputs.items()}, case.arguments))
-    given = Needs(*(x is not None for x in p.inputs()))
-    _, whole = chunked.forward_with_gradients(p, 0.1, given)
-    for name in Inputs._fields:
-        if getattr(given, name):
-            _, found = chunked.forward_with_gradients(p, 0.1, Needs(**{name: True}))
-            assert torch.equal(getattr(found, name), getattr(whole, name)), name
-            assert sum(x is not None for x in found) == 1

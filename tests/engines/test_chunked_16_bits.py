@@ -127,19 +127,6 @@ def test_rows_may_have_weights_of_any_size(both_ways, dtype, height, monkeypatch
         assert (of_rows <= bound).all()
 
 
-@pytest.mark.parametrize("both_ways", [True, False], ids=["clip", "info_nce"])
-def test_float16_holds_gradients_of_learnt_pairs(both_ways):
-    """All probabilities but the pairs' are below its smallest number."""
-    x, y = (x.requires_grad_() for x in batch("converged", torch.float16))
-    function, weights = fastqt.clip_loss if both_ways else fastqt.info_nce_loss, np.full(N, 2.0**14)
-    rows = function(x, y, scale=25.0, normalize=False, reduction="none", backend="torch")
-    gradients = torch.autograd.grad(rows, (x, y), torch.from_numpy(weights).to(rows))
-    exact = clip_oracle.clip if both_ways else one_way
-    _, *truth = exact(x.detach().double().numpy(), y.detach().double().numpy(), 25.0, weights, False)[:3]
-    for found, wanted in zip(gradients, truth, strict=True):
-        assert error(found, wanted) < 2 * UNIT_ROUNDOFF[torch.float16]
-
-
 @by_height
 def test_clip_makes_the_scores_of_its_last_chunk_once(height, monkeypatch, multiplied):
     in_chunks(height, monkeypatch)
@@ -197,3 +184,16 @@ def test_gpus_of_intel_multiply_what_their_matrix_units_do(dtype, monkeypatch):
 def test_apples_gpus_multiply_in_float32(dtype):
     """Their product of 16 bits is rounded to 16 bits."""
     assert devices.product_dtype(torch.device("mps"), dtype) is torch.float32
+
+
+@pytest.mark.parametrize("both_ways", [True, False], ids=["clip", "info_nce"])
+def test_float16_holds_gradients_of_learnt_pairs(both_ways):
+    """All probabilities but the pairs' are below its smallest number."""
+    x, y = (x.requires_grad_() for x in batch("converged", torch.float16))
+    function, weights = fastqt.clip_loss if both_ways else fastqt.info_nce_loss, np.full(N, 2.0**14)
+    rows = function(x, y, scale=25.0, normalize=False, reduction="none", backend="torch")
+    gradients = torch.autograd.grad(rows, (x, y), torch.from_numpy(weights).to(rows))
+    exact = clip_oracle.clip if both_ways else one_way
+    _, *truth = exact(x.detach().double().numpy(), y.detach().double().numpy(), 25.0, weights, False)[:3]
+    for found, wanted in zip(gradients, truth, strict=True):
+        assert error(found, wanted) < 2 * UNIT_ROUNDOFF[torch.float16]

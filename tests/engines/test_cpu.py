@@ -62,16 +62,6 @@ def test_tiles_do_not_change_the_result(case, rows, columns, monkeypatch):
     assert_same(value_and_gradients(case, inputs, memory="low"), whole, REORDERED[torch.float64])
 
 
-@by_name
-def test_fast_and_low_agree_to_rounding_in_float32(case):
-    inputs = case.inputs(torch.float32)
-    assert_same(
-        value_and_gradients(case, inputs, memory="low"),
-        value_and_gradients(case, inputs, memory="fast"),
-        REORDERED[torch.float32],
-    )
-
-
 @pytest.mark.parametrize("link", ["softmax", "sigmoid", "log_sum_exp"])
 def test_bytes_choose_between_whole_rows_and_tiles(link, monkeypatch):
     """A softmax has its gradients from chunks of whole rows where enough of these fit."""
@@ -114,43 +104,6 @@ def test_threads_agree_and_runs_repeat(memory):
     assert_same(one, two, REORDERED[torch.float32])
 
 
-def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Tensors equal to x with other strides."""
-    rows, columns = x.shape
-    wide = x.new_zeros(rows, 2 * columns)
-    wide[:, ::2] = x
-    tall = x.new_zeros(3 * rows, columns + 2)
-    tall[::3, 1:-1] = x
-    return {
-        "transposed": x.T.contiguous().T,
-        "every second column": wide[:, ::2],
-        "rows of a larger matrix": tall[::3, 1:-1],
-    }
-
-
-@pytest.mark.parametrize("layout", ["transposed", "every second column", "rows of a larger matrix"])
-@by_name
-def test_strides_do_not_change_the_result(case, layout):
-    inputs = case.inputs(torch.float64)
-    expected = value_and_gradients(case, inputs)
-    laid_out = {
-        name: x if x.dim() < 2 else layouts(x.detach())[layout].requires_grad_() for name, x in inputs.items()
-    }
-    for memory in ("fast", "low"):
-        assert_same(value_and_gradients(case, laid_out, memory=memory), expected, REORDERED[torch.float64])
-
-
-@pytest.mark.parametrize("memory", ["fast", "low"])
-def test_stride_zero_inputs(memory):
-    row = torch.randn(1, 5, dtype=torch.float64, requires_grad=True)
-    candidates = torch.randn(7, 5, dtype=torch.float64)
-    loss = fastqt.contrastive_loss(row.expand(7, 5), candidates, memory=memory)
-    expected = fastqt.contrastive_loss(row.repeat(7, 1), candidates)
-    (gradient,), (wanted,) = torch.autograd.grad(loss, row), torch.autograd.grad(expected, row)
-    assert relative(loss, expected) < REORDERED[torch.float64]
-    assert relative(gradient, wanted) < REORDERED[torch.float64]
-
-
 def test_strided_targets_and_masks_are_read_in_place():
     case = next(c for c in CASES if c.name == "all at once")
     inputs = case.inputs(torch.float64)
@@ -161,17 +114,6 @@ def test_strided_targets_and_masks_are_read_in_place():
         expected = fastqt.contrastive_loss(**inputs, **arguments, memory=memory)
         found = fastqt.contrastive_loss(**inputs, **strided, memory=memory)
         assert relative(found, expected) < REORDERED[torch.float64]
-
-
-@pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])
-@pytest.mark.parametrize("memory", ["fast", "low"])
-def test_one_gradient_alone(wanted, memory):
-    case = next(c for c in CASES if c.name == "all at once")
-    inputs = case.inputs(torch.float64)
-    (expected,) = torch.autograd.grad(case.loss(inputs), inputs[wanted])
-    alone = {name: x if name == wanted else x.detach() for name, x in inputs.items()}
-    (gradient,) = torch.autograd.grad(case.loss(alone, memory=memory), alone[wanted])
-    assert relative(gradient, expected) < REORDERED[torch.float64]
 
 
 @pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))

@@ -1,4 +1,4 @@
-"""A library that is damaged is told of in words, and the losses run without it."""
+"""A library that is damaged is told of in words, and the losses run without it, and without Triton."""
 
 import os
 import subprocess
@@ -59,12 +59,6 @@ def test_a_damaged_library_falls_back_in_words(kind, whole, tmp_path):
     assert str(tmp_path / "_C.abi3.so") in line
 
 
-def test_a_whole_library_passes(whole, tmp_path):
-    library = tmp_path / "_C.abi3.so"
-    library.write_bytes(whole)
-    ops.check_whole(str(library))
-
-
 @pytest.mark.parametrize("without", [1, 64, 4096, "half", "segments", "header", "magic"])
 def test_a_library_that_is_cut_short_is_found_before_it_is_loaded(without, whole, tmp_path):
     lengths = {"half": len(whole) // 2, "segments": 100, "header": 40, "magic": 4}
@@ -90,3 +84,31 @@ def test_other_files_are_left_to_the_loader(tmp_path):
     for content in (b"", b"MZ", b"not a library" * 100):
         library.write_bytes(content)
         ops.check_whole(str(library))
+
+
+WITHOUT_TRITON = """
+import sys
+from importlib import util
+
+genuine = util.find_spec
+util.find_spec = lambda name, *more: None if name == "triton" else genuine(name, *more)
+sys.modules["triton"] = None  # whoever imports it gets an ImportError
+sys.modules["fastqt._C"] = None  # as on a system without a C++ compiler
+
+import torch
+import fastqt
+
+x = torch.randn(4, 8)
+released = fastqt.mixcse_loss(x, x, form="released")
+print((fastqt.contrastive_loss(x, x) + released).isfinite().item())
+try:
+    fastqt.contrastive_loss(x, x, backend="triton")
+except ValueError as error:
+    print("triton is not installed" in str(error))
+"""
+
+
+def test_losses_work_without_triton():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["True", "True"]

@@ -65,18 +65,6 @@ def test_the_library_of_matrix_products_is_named(monkeypatch, text, name):
     assert report.blas().split(";")[0] == name
 
 
-@pytest.mark.parametrize("level", range(len(report.PRODUCT_LEVELS)))
-def test_what_multiplies_on_a_cpu_is_named(monkeypatch, level):
-    operators = SimpleNamespace(product_levels=lambda: (level, level, 0))
-    monkeypatch.setattr(report.ops, "native_error", None)
-    monkeypatch.setattr(torch.ops, "fastqt", operators)
-    text = report.products()
-    if level == 0:
-        assert text == f"those of torch: {report.blas()}"
-    else:
-        assert text.startswith(f"fastqt's own, with {report.PRODUCT_LEVELS[level]} (torch: ")
-
-
 @pytest.mark.parametrize(
     ("machine", "flags", "level"),
     [
@@ -163,3 +151,15 @@ def test_a_library_that_nvcc_has_made_is_read(tmp_path):
     command = [nvcc, "-c", "-Xfatbin", "-compress-all", *target, "a.cu", "-o", "a.o"]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert report.architectures((tmp_path / "a.o").read_bytes()) == ["sm_90", "PTX of compute_100"]
+
+
+@pytest.mark.parametrize("level", range(len(report.PRODUCT_LEVELS)))
+def test_what_multiplies_on_a_cpu_is_named(monkeypatch, level):
+    operators = SimpleNamespace(product_levels=lambda: (level, level, 0))
+    monkeypatch.setattr(report.ops, "native_error", None)
+    monkeypatch.setattr(torch.ops, "fastqt", operators)
+    text = report.products()
+    if level == 0:
+        assert text == f"those of torch: {report.blas()}"
+    else:
+        assert text.startswith(f"fastqt's own, with {report.PRODUCT_LEVELS[level]} (torch: ")

@@ -19,9 +19,9 @@ ROUNDED_COSINES = {"clip, low": 4e-5}  # float16 takes embeddings that are norma
 # operands were cut off instead of rounded.
 IN_TF32 = {"TF32": 1e-4, "TF32, clip": 3e-4, "TF32, sigmoid": 5e-6}
 
-SAMPLE = {80: ("overflow, negatives",), 90: ("TF32, log-sum-exp",)}
+SAMPLE = {80: ("overflow, negatives",), 90: ("TF32, log-sum-exp",)}  # and others, of ALL, in the whole run
 IN_RANDOM_ORDER = {
-    80: ("plain", "groups and mask, low", "overflow, negatives", "cosines", "sigmoid"),
+    80: ("plain", "groups and mask, low", "cosines", "sigmoid"),
     90: ("plain", "clip", "descriptors"),
 }
 # Those of tests.shared.emulated_losses, which cannot be imported where Triton interprets, each on one GPU:
@@ -29,24 +29,13 @@ IN_RANDOM_ORDER = {
 ALL = {
     80: (
         *("plain", "single", "deep", "low", "groups and mask", "bias, row negatives", "row scores, listed"),
-        *("smoothed", "cosines", "overflow, negatives", "sigmoid", "clip, low"),
+        *("smoothed", "cosines", "sigmoid", "clip, low"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
     ),
     90: (
-        *(
-            "half",
-            "TF32",
-            "TF32, log-sum-exp",
-            "TF32, clip",
-            "odd width",
-            "odd width, copied, low",
-            "groups and mask, low",
-            "negatives, scale",
-            "mixed",
-            "dense",
-        ),
-        *("overflow", "sigmoid, low", "log-sum-exp", "clip", "released MixCSE", "descriptors"),
-        "descriptors, sigmoid, low",
+        *("half", "TF32", "TF32, clip", "odd width", "odd width, copied, low", "groups and mask, low"),
+        *("negatives, scale", "mixed", "dense", "overflow", "sigmoid, low", "log-sum-exp", "clip"),
+        *("released MixCSE", "descriptors", "descriptors, sigmoid, low"),
     ),
 }
 
@@ -111,15 +100,17 @@ def test_blocks_that_see_stores_late(arch):
 @pytest.mark.slow
 def test_all_schedules_of_one_loss():
     """What `make emulate` runs of every loss; the command fails where anything is reported."""
-    found = lines(80, "overflow, negatives", "--orders", 2)
+    found = lines(80, "overflow, negatives", "--orders", 1)
     schedules = [(result["schedule"], result["seed"]) for result in found]
-    assert schedules == [("lockstep", 0), ("alone", 0), ("random", 0), ("random", 1)]
+    assert schedules == [("lockstep", 0), ("alone", 0), ("random", 0)]
     for result in found:
         check(result)
 
 
 def test_every_loss_is_listed():
-    assert sorted(lines("--list")[0]) == sorted((*ALL[80], *ALL[90]))
+    assert sorted(lines("--list")[0]) == sorted(
+        name for table in (SAMPLE, ALL) for arch in table for name in table[arch]
+    )
 
 
 @functools.cache

@@ -92,15 +92,6 @@ def test_a_mask(memory, transposed):
         assert torch.equal(a, b)
 
 
-def test_exponentials():
-    queries, candidates = (rows_of(seed, torch.float32) for seed in range(2))
-    E = apart(torch.empty(N, N, dtype=torch.bfloat16))
-    tile, shifts = Tile(0, N, candidates), torch.zeros(N)
-    exp_scores(tile, queries, torch.tensor(0.5), shifts, WHEN_INTERPRETED, exponentials=E)
-    exact = (0.5 * queries.double() @ candidates.double().T).exp()
-    assert relative(E.double(), exact) < 2.0**-7 + FLOAT32
-
-
 STRIDES = [(2**31 // 128, 1), (1, 2**31 // 64), (2**30 // 128, 2**30 // 64), (2**40, 1)]
 
 
@@ -124,3 +115,12 @@ def test_a_sample_of_many_candidates_is_far_and_they_are_not():
 def test_no_descriptor_has_rows_a_terabyte_apart(apart):
     x = torch.empty_strided((N, 768), (apart, 1), dtype=torch.bfloat16, device="meta")
     assert has_descriptor(x) == (apart * 2 < 2**40)
+
+
+def test_exponentials():
+    queries, candidates = (rows_of(seed, torch.float32) for seed in range(2))
+    E = apart(torch.empty(N, N, dtype=torch.bfloat16))
+    tile, shifts = Tile(0, N, candidates), torch.zeros(N)
+    exp_scores(tile, queries, torch.tensor(0.5), shifts, WHEN_INTERPRETED, exponentials=E)
+    exact = (0.5 * queries.double() @ candidates.double().T).exp()
+    assert relative(E.double(), exact) < 2.0**-7 + FLOAT32

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
@@ -179,9 +178,3 @@ def test_an_argument_of_an_unknown_kind_is_left_to_triton(gpu, launches):
     assert launches.looked_up == 2
     with pytest.raises(TypeError, match="stride"):
         planned[(1,)](mine, 2, first=1, weight=0.5, **OPTIONS)
-
-
-def test_the_kernels_of_the_package_are_interpreted_here_as_they_are():
-    from fastqt.kernels.row_stats import row_stats_kernel
-
-    assert isinstance(row_stats_kernel, triton.runtime.interpreter.InterpretedFunction)

@@ -1,12 +1,15 @@
-"""The scores kernel alone, interpreted: epilogues and exclusions, wherever a part of the matrix begins."""
+"""The kernels of scores and of overflowed rows, interpreted, wherever a part of the matrix begins."""
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from fastqt.kernels import row_products
+from fastqt.kernels.row_products import multiply_overflowed_rows
 from fastqt.kernels.scores import Tile, column_tiles, exp_scores, max_scores, row_and_column_scores, row_tiles
 from fastqt.kernels.tuning import WHEN_INTERPRETED
 from tests.shared.tolerances import FLOAT32, relative
@@ -118,6 +121,35 @@ def test_exponentials_with_shifts_of_rows_and_of_columns(rows, columns):
     assert relative(tile_column_sums, sums_by_block(of_columns.T, WHEN_INTERPRETED.rows)) < FLOAT32
     assert relative(total, of_rows * u[rows, None] + of_columns * v[columns]) < FLOAT32
     assert (total.numpy()[~kept] == 0).all()
+
+
+@pytest.mark.parametrize("rows", [EVERYTHING, slice(24, N)], ids=["all rows", "rows from within a tile"])
+@pytest.mark.parametrize("add", [False, True], ids=["first", "added"])
+@pytest.mark.parametrize("D", [3, 40], ids=["single elements", "sixteen bytes"])
+@pytest.mark.thinned(2)
+def test_is_the_product_of_flagged_rows(rows, add, D, monkeypatch):
+    for name, value in {"ROWS": 32, "COLUMNS": 16, "WIDTH": 16}.items():
+        monkeypatch.setattr(row_products, name, value)
+    what = {"diagonal", "targets", "groups", "mask"}
+    tile, queries, candidates, kept = excluding(rows, EVERYTHING, what, D)
+    generator = torch.Generator().manual_seed(1)
+    bias = torch.randn(N, generator=generator)
+    tile = type(tile)(**{**vars(tile), "bias": bias})
+    flags = torch.zeros(N, dtype=torch.int32)
+    flags[[1, 30, 31, N - 1]] = 1
+    shifts = torch.linspace(-1, 1, N)
+    state = SimpleNamespace(shift_overflowed=flags, row_shift_log2=shifts)
+    height = rows.stop - rows.start
+    # What was computed with the wrong shift may be anything.
+    product = torch.full((height, D), math.nan)
+    flagged = flags[rows] > 0
+    if add:
+        product[flagged] = 2.0
+    multiply_overflowed_rows(tile, queries, torch.tensor(SCALE), state, product, add=add)
+    S = SCALE * queries.double() @ candidates.double().T + bias.double()
+    E = torch.from_numpy(kept) * (S - math.log(2) * shifts.double()[:, None])[rows].exp()
+    assert relative(product[flagged], E[flagged] @ candidates.double() + 2.0 * add) < FLOAT32
+    assert product[~flagged].isnan().all()
 
 
 @by_what

@@ -287,8 +287,9 @@ def one_more(found: re.Match[str]) -> str:
     return f"{found[1]}{int(found[2]) + 1};"
 
 
+REPAIR = "overflow, negatives", 80, "row_stats_kernel"
 # Of each fault the loss that meets it, the GPU, the kernel and the edit, and what is to be found: a kind of
-# report, or "values", where the gradients are wrong.
+# report, or "values", where the gradients are wrong; "late" are both, where blocks see stores late.
 FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
     "a barrier is missing": ("deep", 80, "scores_kernel", without(r"bar\.sync\s+0;", "", 2), "race"),
     "a copy is waited for too late": (
@@ -316,43 +317,26 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
         without(r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+, )1,", r"\g<1>2,"),
         "values",
     ),
-    "the last block does not acquire": (
-        *("overflow, negatives", 80, "row_stats_kernel"),
-        without(r"acq_rel", "relaxed"),
-        "race",
-    ),
-}
-
-# The same where blocks see each other's stores late: besides the race the values are wrong.
-LATE_FAULTS: dict[str, tuple[str, int, str, Callable[[str], str]]] = {
-    "blocks are not ordered": (
-        *("overflow, negatives", 80, "row_stats_kernel"),
-        without(r"acq_rel", "relaxed"),
-    ),
+    "the last block does not acquire": (*REPAIR, without(r"acq_rel", "relaxed"), "race"),
+    "blocks are not ordered": (*REPAIR, without(r"acq_rel", "relaxed"), "late"),
     "a block is ordered with itself alone": (
-        *("overflow, negatives", 80, "row_stats_kernel"),
+        *REPAIR,
         without(r"(atom\.global)\.gpu(\.acq_rel)", r"\1.cta\2"),
+        "late",
     ),
 }
-
-
-def elements_as_before(n: int, most: int, warps: int) -> dict[str, int]:
-    """Programs of four warps, of which two have each element of a row of 64."""
-    return {"BLOCK": 64, "num_warps": warps}
 
 
 def faults() -> None:
     for name, (loss, arch, kernel, edit, wanted) in FAULTS.items():
-        result = run(loss, arch, edit=Edit(kernel, edit))
+        result = run(loss, arch, edit=Edit(kernel, edit), late=wanted == "late")
         print(json.dumps({**result, "fault": name, "wanted": wanted}), flush=True)
-
-    for name, (loss, arch, kernel, edit) in LATE_FAULTS.items():
-        result = run(loss, arch, edit=Edit(kernel, edit), late=True)
-        print(json.dumps({**result, "fault": name, "wanted": "late"}), flush=True)
 
     from fastqt.kernels import gradients
 
-    with mock.patch.object(gradients, "elements_of_program", elements_as_before):
+    # Programs of four warps, of which two have each element of a row of 64.
+    elements = {"BLOCK": 64, "num_warps": 4}
+    with mock.patch.object(gradients, "elements_of_program", return_value=elements):
         result = run("cosines", 80)
     print(json.dumps({**result, "fault": "two warps have an element", "wanted": "race"}), flush=True)
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fastqt.engines import ops
-from tests.csrc.cpu.processors import passes, processors
-from tests.csrc.cpu.sums import bound
+from tests.csrc.cpu.processors import bound, passes, processors
 
 AVX2, AVX512 = 2, 3
 # Around the edges of tiles, of up to 14 rows and 32 columns, of sums, 192 terms, and of blocks, 1,024 terms.

@@ -25,14 +25,13 @@ FLAGS = (
 
 OPERATORS = (
     "tests/csrc/cpu/test_operators.py",
-    "tests/csrc/cpu/test_targets.py",
     "tests/csrc/cpu/test_products.py",
     "tests/nn/gru/test_native.py",
 )
 LOSSES = (
-    *("tests/engines/test_cpu.py", "tests/engines/test_cpu_three_block.py", "tests/losses/test_clip.py"),
+    *("tests/engines/test_cpu.py", "tests/engines/test_three_block.py", "tests/losses/test_clip.py"),
     *("tests/engines/test_clip_rectangles.py", "tests/functional/test_random_problems.py"),
-    *("tests/losses/test_mixcse.py", "tests/losses/test_siglip.py"),
+    *("tests/losses/test_mixcse.py", "tests/losses/test_pairs.py"),
 )
 # Why a test of these is skipped on a processor without the instructions.
 OF_THE_PROCESSOR = (

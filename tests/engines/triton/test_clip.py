@@ -1,19 +1,22 @@
-"""CLIP's loss by the Triton engine, interpreted: a walk for rows' and columns' sums, one for gradients."""
+"""CLIP's loss by the Triton engine, interpreted: a walk for sums, one for gradients; rectangles of scores."""
 
 import functools
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import fastqt
 from fastqt.engines.triton import clip, operands, scores, softmax
 from fastqt.kernels.launch import Config
+from fastqt.problem import ClipProblem, ClipSide
 from tests.shared import oracle
-from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, HALF_ULP, REORDERED, TWO_ROUNDINGS, relative
+from tests.shared.clip_oracle import ALL, assembled
+from tests.shared.clip_oracle import clip as oracle_of_sums
+from tests.shared.tolerances import FLOAT32, HALF_ULP, TWO_ROUNDINGS, relative
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -48,6 +51,38 @@ def assert_gradients(found, wanted, tolerance: float) -> None:
         assert relative(gradient, exact) < tolerance, name
 
 
+@pytest.fixture
+def launched(monkeypatch) -> list[tuple[tuple[int, int], bool, bool]]:
+    """Of each tile of scores, where tiles are small, its shape, whether it has no diagonal, and a total."""
+    tiles, genuine = [], clip.row_and_column_scores
+
+    def row_and_column_scores(tile, *args, **options):
+        tiles.append(((tile.rows, len(tile.candidates)), tile.exclude_diagonal, "total" in options))
+        genuine(tile, *args, **options)
+
+    monkeypatch.setattr(clip, "row_and_column_scores", row_and_column_scores)
+    monkeypatch.setattr(scores, "score_config", lambda *_: Config(16, 16, 16, group=2))
+    for module, name, value in (
+        *((operands, "ROW_MULTIPLE", 16), (operands, "FAST_BYTES", 0)),
+        *((operands, "LOW_BYTES", 0), (clip, "SUM_ROWS", 16)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return tiles
+
+
+@pytest.fixture
+def redone(monkeypatch) -> list[list[int]]:
+    """The rows of each direction whose shift has overflowed."""
+    rows, genuine = [], softmax.row_stats
+
+    def row_stats(sums, tiles, queries, scale, cells, state, *more):
+        genuine(sums, tiles, queries, scale, cells, state, *more)
+        rows.append(state.shift_overflowed.nonzero().flatten().tolist())
+
+    monkeypatch.setattr(softmax, "row_stats", row_stats)
+    return rows
+
+
 @by_memory
 @by_dtype
 def test_is_the_oracles(dtype, memory):
@@ -76,24 +111,12 @@ def test_pairs_weighted_by_an_upstream_gradient(dtype, memory, monkeypatch):
 
 
 @pytest.mark.parametrize(("memory", "N"), [("fast", 40), ("low", 24)])
-def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
-    launched, genuine = [], clip.row_and_column_scores
-
-    def row_and_column_scores(tile, *args, **options):
-        launched.append((tile.rows, len(tile.candidates), "total" in options))
-        genuine(tile, *args, **options)
-
-    monkeypatch.setattr(clip, "row_and_column_scores", row_and_column_scores)
-    monkeypatch.setattr(scores, "score_config", lambda *_: Config(16, 16, 16, group=2))
-    monkeypatch.setattr(operands, "ROW_MULTIPLE", 16)
-    monkeypatch.setattr(operands, "FAST_BYTES", 0)
-    monkeypatch.setattr(operands, "LOW_BYTES", 0)
-    monkeypatch.setattr(clip, "SUM_ROWS", 16)
+def test_chunks_and_tiles_do_not_change_the_result(memory, N, launched):
     inputs = random_inputs(N, 5, torch.bfloat16 if memory == "low" else torch.float32)
     loss = clip_loss(*inputs[:2], scale=inputs[2], memory=memory)
     found = torch.autograd.grad(loss, inputs)
-    summed = [tile[:2] for tile in launched if not tile[2]]
-    stored = [tile[:2] for tile in launched if tile[2]]
+    summed = [shape for shape, _, total in launched if not total]
+    stored = [shape for shape, _, total in launched if total]
     if memory == "fast":
         assert summed == [(16, 40), (16, 40), (8, 40)]
         assert stored == [(rows, columns) for rows in (16, 16, 8) for columns in (16, 16, 8)]
@@ -106,15 +129,8 @@ def test_chunks_and_tiles_do_not_change_the_result(memory, N, monkeypatch):
 
 
 @by_dtype
-def test_rows_and_columns_whose_shift_overflowed_are_computed_again(dtype, monkeypatch):
+def test_rows_and_columns_whose_shift_overflowed_are_computed_again(dtype, redone):
     """Loud rows score about 130 with two candidates, which beside a small score of the pair overflows."""
-    redone, genuine = [], softmax.row_stats
-
-    def row_stats(sums, tiles, queries, scale, cells, state, *more):
-        genuine(sums, tiles, queries, scale, cells, state, *more)
-        redone.append(state.shift_overflowed.nonzero().flatten().tolist())
-
-    monkeypatch.setattr(softmax, "row_stats", row_stats)
     N = 20
     a, b, _ = (x.detach() for x in random_inputs(N, 5, torch.float32))
     a[:, 0], b[:, 0] = 0, 0
@@ -129,70 +145,120 @@ def test_rows_and_columns_whose_shift_overflowed_are_computed_again(dtype, monke
     assert_gradients(torch.autograd.grad(loss, inputs), wanted, 10 * FLOAT32 + 2 * TWO_ROUNDINGS[dtype])
 
 
-def test_log_sum_exps_that_float32_rounds_leave_no_error():
-    """To base 2 all scores are whole numbers about 4,096, where float32 has four digits of a log-sum-exp."""
-    a = torch.randint(0, 2, (16, 7), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-    b = -a  # so that next to nothing hangs on a pair's own score, which is natural
-    a[:, 0] = b[:, 0] = 64
-    inputs = [*(x.requires_grad_() for x in (a, b)), torch.tensor(math.log(2), requires_grad=True)]
-    found = torch.autograd.grad(clip_loss(*inputs[:2], scale=inputs[2]), inputs[:2])
-    _, *wanted = expected(inputs)
-    for gradient, exact in zip(found, wanted[:2], strict=True):
-        assert relative(gradient, exact) < FLOAT32
-
-
-@by_dtype
-@pytest.mark.parametrize("score", [None, 24.0], ids=["random", "p > 1 - 1e-8"])
-@pytest.mark.thinned(3)
-def test_error_is_at_most_eagers(score, dtype):
-    """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it."""
-    N, seeds = 16, 2
-    ours, eagers = [], []
-    for seed in range(seeds):
-        inputs = random_inputs(N, N, dtype, seed)[:2]
-        if score is not None:
-            b = torch.linalg.qr(inputs[0].detach().float()).Q
-            inputs = [(score * b).to(dtype).requires_grad_(), b.to(dtype).requires_grad_()]
-        exact, *wanted = expected([*inputs, torch.ones(())])
-        if score is not None:
-            assert exact.max() < 1e-8
-        found = torch.autograd.grad(clip_loss(*inputs, scale=1.0), inputs)
-        ours.append([error(x, y) for x, y in zip(found, wanted[:2], strict=True)])
-        scores, own = inputs[0] @ inputs[1].T, torch.arange(N)
-        loss = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
-        found = torch.autograd.grad(loss, inputs)
-        eagers.append([error(x, y) for x, y in zip(found, wanted[:2], strict=True)])
-    bound = EAGER_FACTOR * np.mean(eagers, axis=0) + HALF_ULP[torch.float32]
-    assert (np.mean(ours, axis=0) <= bound).all(), (np.mean(ours, axis=0), np.mean(eagers, axis=0))
-
-
-def error(a: torch.Tensor, exact: np.ndarray) -> float:
-    return float(np.linalg.norm(a.double().numpy() - exact) / np.linalg.norm(exact))
-
-
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["a", "b", "scale"])
-def test_one_gradient_alone(place):
-    inputs = random_inputs(9, 5, torch.float32)
-    alone = [x if k == place else x.detach() for k, x in enumerate(inputs)]
-    (gradient,) = torch.autograd.grad(clip_loss(*alone[:2], scale=alone[2]), alone[place])
-    assert relative(gradient, expected(inputs)[1 + place]) < FLOAT32
-
-
-def test_backward_runs_twice_and_double_backward_is_refused():
-    inputs = random_inputs(9, 5, torch.float32)
-    loss = clip_loss(*inputs[:2], scale=inputs[2])
-    first = torch.autograd.grad(loss, inputs, torch.tensor(2.0), retain_graph=True)
-    for x, y in zip(first, torch.autograd.grad(loss, inputs), strict=True):
-        assert relative(x, 2 * y) < REORDERED[torch.float32]
-    with pytest.raises(RuntimeError, match="clip_loss is differentiable once"):
-        torch.autograd.grad(clip_loss(*inputs[:2], scale=inputs[2]), inputs[0], create_graph=True)
-
-
 def test_one_pair():
     inputs = random_inputs(1, 3, torch.float32)
     loss = clip_loss(*inputs[:2], scale=inputs[2])
     assert abs(loss.item()) < HALF_ULP[torch.float32]
     assert not any(g.any() for g in torch.autograd.grad(loss, inputs))
+
+
+def batch(
+    sizes: tuple[int, ...], D: int, dtype: torch.dtype, score: float | None = None
+) -> list[torch.Tensor]:
+    """Two similar matrices of rows and a scale; with a score, orthogonal rows whose pairs score as much."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(sum(sizes), D, generator=generator) for _ in range(2))
+    b += a / 2
+    if score is not None:
+        b = torch.linalg.qr(a).Q[:, : sum(sizes)].T[: sum(sizes)]
+        a = score * b
+    return [a.to(dtype), b.to(dtype), torch.tensor(1.0 if score else 1.25)]
+
+
+def errors(inputs: list[torch.Tensor], sizes: tuple[int, ...], **options: Any) -> list[float]:
+    """How far loss and gradients are from the oracle's, with weights as large as float16 wants them."""
+    a, b, scale = inputs
+    weights = np.linspace(-1, 4, len(a)) * (2.0**12 if a.dtype is torch.float16 else 1)
+    exact = oracle_of_sums(
+        *(x.double().numpy() for x in (a, b)), float(scale), weights, options.get("normalize", False)
+    )
+    shards = list(zip(a.split(sizes), b.split(sizes), strict=True))
+    found = assembled(clip, shards, scale, weights, **options)
+    return [relative(x, y) for x, y in zip(found, exact, strict=True)]
+
+
+@by_dtype
+@pytest.mark.parametrize("blocks", [False, True], ids=["own first", "blocks"])
+@pytest.mark.parametrize("score", [None, 16.0], ids=["random", "p > 1 - 1e-5"])
+@pytest.mark.thinned(4)
+@pytest.mark.pairwise
+def test_rectangles_add_up_to_the_loss_of_the_batch(score, blocks, dtype):
+    """float16 has too little range for inverse norms, so that the engine never has to normalise it."""
+    sizes = (5, 1, 8)
+    found = errors(batch(sizes, 16, dtype, score), sizes, blocks=blocks, normalize=dtype is torch.bfloat16)
+    assert found[0] < FLOAT32
+    assert max(found[1:]) < FLOAT32 + TWO_ROUNDINGS[dtype]
+    if dtype is torch.float32 and score is None:
+        assert max(found) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("blocks", "memory"),
+    [
+        (False, "low"),
+        (True, "fast"),
+        pytest.param(False, "fast", marks=pytest.mark.slow),
+        pytest.param(True, "low", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.thinned(2)
+def test_chunks_and_tiles_of_rectangles_do_not_change_the_result(blocks, memory, launched):
+    """The rows and the columns of a rectangle are as many tiles as they need each."""
+    sizes, dtype = (18, 1), torch.bfloat16 if memory == "low" else torch.float32
+    found = errors(batch(sizes, 5, dtype), sizes, blocks=blocks, memory=memory, normalize=True)
+    assert max(found) < FLOAT32 + TWO_ROUNDINGS[dtype]
+    widths = {18, 1} if blocks else {19}
+    assert {shape for shape, _, total in launched if not total} == {
+        (h, w) for h in (16, 2, 1) for w in widths
+    }
+    assert {exclude_diagonal for _, exclude_diagonal, _ in launched} == ({False, True} if blocks else {True})
+    assert max(max(shape) for shape, _, total in launched if total) == 16
+
+
+def test_sums_beside_pairs_that_are_certain():
+    """A pair's score is 300 above the others of its row and column, which no shift of float32 spans."""
+    inputs = batch((4, 2), 6, torch.float32, score=1.0)
+    a, b = 300 * inputs[0], inputs[1]
+    exact = a.double() @ b.double().T
+    p = ClipProblem(a[:4], b, 1.0, pairs=4)
+    found = clip.sums(p)
+    others = exact.clone()
+    others.diagonal().fill_(-math.inf)
+    assert relative(found.positive, exact.diagonal()[:4]) < FLOAT32
+    assert relative(found.row_others, others[:4].logsumexp(1)) < 1e-4  # of scores that are sums of roundings
+    assert relative(found.column_others, others[:4].logsumexp(0)) < 1e-4
+
+
+def test_rows_and_columns_of_rectangles_are_computed_again(redone):
+    """Without pairs the shift of few candidates is 0, which scores of 130 overflow and of -130 underflow."""
+    a, b, scale = batch((9,), 5, torch.float32)
+    a[:, 0], b[:, 0] = 0, 10
+    a[2, 0], a[4, 0] = 13, -13
+    a = a[:6]
+    p = ClipProblem(a, b, scale, pairs=0)
+    found = clip.sums(p)
+    # The loud row is the largest of every column.
+    assert redone == [[2, 4], list(range(9))]
+    exact = float(scale) * a.double() @ b.double().T
+    assert relative(found.row_others, exact.logsumexp(1)) < 1e-6
+    assert relative(found.column_others, exact.logsumexp(0)) < 1e-6
+    assert found.positive.shape == (0,)
+
+
+def test_log_sum_exps_that_float32_rounds_leave_no_error():
+    """To base 2 all scores are whole numbers about 4,096, where float32 has four digits of a log-sum-exp."""
+    a = torch.randint(0, 2, (16, 7), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+    b = -a
+    a[:, 0] = b[:, 0] = 64
+    found = errors([a, b, torch.tensor(math.log(2))], (9, 7), blocks=True)
+    assert max(found[1:3]) < FLOAT32
+
+
+def test_weights_may_all_be_zero():
+    a, b, scale = batch((9,), 5, torch.float16)
+    side = ClipSide(torch.zeros(9).double(), torch.zeros(9).double())
+    found = clip.gradients_from(ClipProblem(a, b, scale, pairs=0), side, side, torch.empty(0).double(), ALL)
+    assert not any(g.any() for g in (found.queries, found.candidates, found.scale))
 
 
 def test_non_finite_inputs_reach_the_loss():

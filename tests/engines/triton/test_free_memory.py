@@ -1,4 +1,4 @@
-"""The free memory is asked for rarely, and again where an old answer was too much."""
+"""What a later call of a loss does less: it asks for the free memory rarely, and repeats computations."""
 
 import json
 import os
@@ -120,3 +120,16 @@ def test_a_second_call_asks_for_nothing_but_the_current_device(asked):
     assert len(second) > 5
     for name, questions in second.items():
         assert questions.keys() == {"current_device"}, name
+
+
+@pytest.mark.slow
+def test_a_repeated_loss_has_the_bits_of_one_that_is_not():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.shared.repeated_losses"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    by_name = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(by_name) > 3
+    for found in by_name:
+        assert found["repeated"] == found["wanted"], found
+        assert found["equal"], found
+        assert found["reports"] == [], found

@@ -1,4 +1,7 @@
-"""MixCSE's three blocks from one matrix of cosines, interpreted: values, and gradients of all inputs."""
+"""MixCSE's three blocks from one matrix of cosines: values, and gradients of all inputs.
+
+By Triton's kernels, interpreted, and by the walk of the C++ engine, whose threads take pieces of 32 rows.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fastqt import autograd
-from fastqt.engines import cpu_three_block
+from fastqt.engines import cpu, cpu_three_block
 from fastqt.engines.triton import operands
 from fastqt.engines.triton import three_block as triton_three_block
 from fastqt.kernels import three_block, three_block_gradients
@@ -106,23 +109,76 @@ def check(inputs, options, tolerance, reduction="mean", upstream=None, loss_tole
 
 @by_options
 @pytest.mark.parametrize("N", [2, 13])
-def test_is_the_oracles(N, options):
+def test_is_the_oracles_on_triton(N, options):
     check(inputs_of(N, 7), options, FLOAT32)
 
 
+def on_a_cpu(options: Options) -> Options:
+    return replace(options, computation=cpu_three_block)
+
+
 @by_options
-def test_is_the_oracles_on_a_cpu(options):
-    check(
-        inputs_of(13, 7, torch.float64),
-        replace(options, computation=cpu_three_block),
-        FLOAT64,
-        loss_tolerance=FLOAT64,
-    )
+@pytest.mark.parametrize("rows", [None, 33])
+@pytest.mark.parametrize("N", [2, 31, 33, 100])
+def test_is_the_oracles_on_a_cpu(N, rows, options, monkeypatch):
+    """A mixture at the border of two pieces, or of two chunks, has a part in each."""
+    if rows is not None:
+        monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
+        monkeypatch.setattr(cpu, "MIN_CHUNK_ROWS", rows)
+    weights = torch.linspace(-1, 2, N, dtype=torch.float64)
+    inputs = inputs_of(N, 7, torch.float64)
+    check(inputs, on_a_cpu(options), FLOAT64, "none", weights, loss_tolerance=FLOAT64)
+
+
+def test_memory_is_what_the_chunks_take_on_a_cpu():
+    u, v, *shares, scale = inputs_of(4096, 6, torch.float64)
+    p = ThreeBlockProblem(u, v, *shares, scale, True, False, 0.6, True)
+    rows = [cpu_three_block._chunk_rows(replace(p, memory=m)) for m in ("fast", "low", 2**25, 2**40)]
+    assert rows == [512, 164, 316, 512]
+
+
+def test_threads_agree_and_runs_repeat_on_a_cpu():
+    threads, found = torch.get_num_threads(), []
+    inputs, options = inputs_of(200, 7), on_a_cpu(replace(PLAIN, stop_gradient=False))
+    try:
+        for count in (2, 2, 1):
+            torch.set_num_threads(count)
+            loss = ours(inputs, options, "sum")
+            found.append([loss.detach(), *torch.autograd.grad(loss, inputs)])
+    finally:
+        torch.set_num_threads(threads)
+    two, again, one = found
+    assert all(torch.equal(x, y) for x, y in zip(two, again, strict=True))
+    assert all(relative(x, y) < REORDERED[torch.float32] for x, y in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("computation", [triton_three_block, cpu_three_block], ids=["triton", "cpu"])
+def test_strides_do_not_change_the_result(computation):
+    inputs = inputs_of(40, 7)
+    sides = [x.detach().T.repeat_interleave(2, 0)[::2].T.requires_grad_() for x in inputs[:2]]
+    check([*sides, *inputs[2:]], replace(PLAIN, computation=computation), FLOAT32)
+
+
+@pytest.mark.parametrize("wanted", range(7), ids=NAMES.__getitem__)
+@pytest.mark.parametrize("computation", [triton_three_block, cpu_three_block], ids=["triton", "cpu"])
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.thinned(2)
+def test_one_gradient_alone(wanted, computation, stop_gradient):
+    inputs = [x.detach() for x in inputs_of(40 if computation is cpu_three_block else 13, 7)]
+    options = replace(PLAIN, stop_gradient=stop_gradient, computation=computation)
+    inputs[wanted].requires_grad_()
+    if stop_gradient and 2 <= wanted < 6:
+        assert not ours(inputs, options).requires_grad
+        return
+    rows, leaves = exact(inputs, options)
+    (expected,) = torch.autograd.grad(rows.mean(), leaves[wanted])
+    (found,) = torch.autograd.grad(ours(inputs, options), inputs[wanted])
+    assert relative(found, expected) < FLOAT32
 
 
 @by_options
 @pytest.mark.thinned(4)
-def test_many_tiles(monkeypatch, options):
+def test_many_tiles_on_triton(monkeypatch, options):
     """The gradients have many tiles, and the largest score of a row may be in any of them."""
     monkeypatch.setattr(three_block, "block", lambda n, most: 8)
     monkeypatch.setattr(three_block_gradients, "BLOCK_ROWS", 4)
@@ -133,14 +189,14 @@ def test_many_tiles(monkeypatch, options):
 @by_half
 @by_options
 @pytest.mark.thinned(2)
-def test_half_precision(options, dtype):
+def test_half_precision_on_triton(options, dtype):
     check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype])
 
 
 @by_blocks
 @pytest.mark.parametrize("memory", ["fast", "low"])
 @pytest.mark.thinned(2)
-def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
+def test_chunks_do_not_change_the_result_on_triton(monkeypatch, memory, options):
     """A mixture at the border of two chunks has a part in each. The last chunk is shorter."""
     inputs = inputs_of(14, 7)
     options = replace(options, memory=memory)
@@ -170,7 +226,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, memory, options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @by_blocks
 @pytest.mark.thinned(2)
-def test_rows_weighted_by_an_upstream_gradient(options, dtype):
+def test_rows_weighted_by_an_upstream_gradient_on_triton(options, dtype):
     """With reduction="none" the upstream gradient has both signs, zeros and very different sizes."""
     upstream = torch.tensor([1.0, -2.0, 0.0, 1e-3, 0.5, 3.0, -1e-2, 1.0, 0.0, 2.0, -1.0, 1e-4, 1.0])
     check(inputs_of(13, 7, dtype), options, FLOAT32 + TWO_ROUNDINGS[dtype], "none", upstream)
@@ -185,6 +241,15 @@ def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
     return [x.requires_grad_() for x in (u.to(dtype), v.to(dtype), *shares, torch.tensor(scale))]
 
 
+def test_gradients_keep_their_digits_on_a_cpu():
+    """Positives of probability 1 - 1e-15: in float32 that is 1, and a gradient of p - 1 would be 0."""
+    inputs = converged(64, torch.float32, 60.0)
+    options = on_a_cpu(replace(PLAIN, excluded=True))
+    rows, _ = exact(inputs, options)
+    assert (-rows).exp().min() > 1 - 1e-13
+    check(inputs, options, 12 * FLOAT32, "none", (1 / rows).float(), 12 * FLOAT32)
+
+
 @by_blocks
 @pytest.mark.parametrize(
     ("dtype", "scale", "least"),
@@ -196,7 +261,7 @@ def converged(N: int, dtype: torch.dtype, scale: float) -> list[torch.Tensor]:
     ],
 )
 @pytest.mark.thinned(2)
-def test_gradients_keep_their_digits_when_all_is_learnt(dtype, scale, least, options):
+def test_gradients_keep_their_digits_when_all_is_learnt_on_triton(dtype, scale, least, options):
     """The rows' weights are large, because gradients as small as the loss would underflow in float16."""
     inputs = converged(13, dtype, scale)
     rows, _ = exact(inputs, options)
@@ -213,20 +278,7 @@ def test_gradients_keep_their_digits_when_all_is_learnt(dtype, scale, least, opt
     )
 
 
-@by_blocks
-def test_nothing_overflows_before_training(options):
-    """The positive's exponential is 0 beside the largest one, even in float64."""
-    inputs = inputs_of(13, 3, scale=2000.0)
-    rows, _ = exact(inputs, options)
-    assert rows.max() > 1500
-    loss = ours(inputs, options, "none")
-    assert relative(loss, rows) < FLOAT32
-    assert all(
-        x is None or x.isfinite().all() for x in torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
-    )
-
-
-def test_shares_beyond_the_range_of_float16():
+def test_shares_beyond_the_range_of_float16_on_triton():
     """The parts of a mixture nearly cancel, which multiplies the rounding errors of the product by 900."""
     u, v, *shares, scale = inputs_of(13, 7, torch.float16)
     with torch.no_grad():
@@ -237,54 +289,9 @@ def test_shares_beyond_the_range_of_float16():
         check([u, v, *shares, scale], options, 900 * TWO_ROUNDINGS[torch.float16])
 
 
-@pytest.mark.parametrize("wanted", range(7), ids=NAMES.__getitem__)
-@pytest.mark.parametrize("stop_gradient", [True, False])
-@pytest.mark.thinned(2)
-def test_one_gradient_alone(wanted, stop_gradient):
-    inputs = [x.detach() for x in inputs_of(13, 7)]
-    options = replace(PLAIN, stop_gradient=stop_gradient)
-    inputs[wanted].requires_grad_()
-    if stop_gradient and 2 <= wanted < 6:
-        assert not ours(inputs, options).requires_grad
-        return
-    rows, leaves = exact(inputs, options)
-    (expected,) = torch.autograd.grad(rows.mean(), leaves[wanted])
-    (found,) = torch.autograd.grad(ours(inputs, options), inputs[wanted])
-    assert relative(found, expected) < FLOAT32
-
-
-def test_upstream_beyond_the_range_of_float16():
+def test_upstream_beyond_the_range_of_float16_on_triton():
     """A loss scaler gives such an upstream gradient."""
     inputs = inputs_of(13, 7, torch.float16)
     once = torch.autograd.grad(ours(inputs, PLAIN), inputs[0])[0]
     scaled = torch.autograd.grad(ours(inputs, PLAIN), inputs[0], torch.tensor(2.0**16))[0]
     assert relative(scaled, 2**16 * once.float()) < TWO_ROUNDINGS[torch.float16]
-
-
-def test_strides_do_not_change_the_result():
-    inputs = inputs_of(13, 7)
-    expected = torch.autograd.grad(ours(inputs, PLAIN), inputs[:2])
-    sides = [x.detach().T.repeat_interleave(2, 0)[::2].T.requires_grad_() for x in inputs[:2]]
-    found = torch.autograd.grad(ours([*sides, *inputs[2:]], PLAIN), sides)
-    # In the interpreter numpy multiplies the tiles: how it rounds depends on their layout.
-    for a, b in zip(found, expected, strict=True):
-        assert relative(a, b) < REORDERED[torch.float32]
-
-
-def test_runs_repeat_bit_for_bit():
-    inputs = inputs_of(13, 7, torch.bfloat16)
-    options = replace(PLAIN, stop_gradient=False)
-    first, second = (torch.autograd.grad(ours(inputs, options), inputs) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_non_finite_inputs_stay_in_their_rows(dtype):
-    """It reaches the row of its own sentence and the row whose mixture contains it."""
-    u, v, own_columns, next_columns, own_rows, next_rows, scale = inputs_of(9, 7, dtype)
-    with torch.no_grad():
-        u[4, 1], own_rows[4], next_rows[3] = math.nan, math.nan, math.nan
-    loss = ours([u, v, own_columns, next_columns, own_rows, next_rows, scale], PLAIN, "none")
-    assert loss.isnan().tolist() == [row in (3, 4) for row in range(9)]
-    (gradient,) = torch.autograd.grad(loss.sum(), u)
-    assert gradient.isfinite().all(1).tolist() == [row not in (3, 4) for row in range(9)]
