@@ -1,7 +1,6 @@
 """cached_backward adds the gradients of a plain step, in the memory of a chunk, or says why it cannot."""
 
 import copy
-import functools
 from typing import ClassVar
 
 import pytest
@@ -36,19 +35,6 @@ def test_two_views_of_dropout_equal_a_plain_step(chunk_size, dtype, tolerance):
     assert torch.equal(torch.rand(3), drawn)  # what comes next draws what it draws after a plain step
 
 
-def test_a_converged_batch():
-    """Where nearly all probability is on the targets, gradients are what is left of large terms."""
-    model, x = encoder(dropout=0.0), batch()
-    loss = functools.partial(fastqt.simcse_loss, scale=2000.0)
-    value = loss(model(x), model(x + 1e-3))
-    value.backward()
-    gradients = gradients_of(model)
-    assert value < 1e-3
-    model.zero_grad()
-    fastqt.cached_backward([model, model], [x, x + 1e-3], loss, chunk_size=3)
-    assert distance(gradients_of(model), gradients) <= FLOAT64
-
-
 def test_one_chunk_runs_the_encoder_once_and_others_twice_but_for_one():
     calls = []
     model = encoder()
@@ -78,28 +64,6 @@ def test_two_encoders_with_inputs_of_their_own_and_a_learnt_scale():
     fastqt.cached_backward(encoders, [(x,), {"y": y, "shift": shift, "sign": 1}], loss, chunk_size=4)
     assert distance(gradients_of(first, second, loss), wanted) <= FLOAT64
     assert loss.log_scale.grad is not None
-
-
-def test_encoders_may_have_different_numbers_of_rows():
-    model = encoder(dropout=0.0)
-    plain = fastqt.info_nce_loss(model(batch(5)), model(batch(9)))
-    plain.backward()
-    wanted = gradients_of(model)
-    model.zero_grad()
-    found = fastqt.cached_backward([model] * 2, [batch(5), batch(9)], fastqt.info_nce_loss, chunk_size=3)
-    assert distance([found], [plain.detach()]) <= FLOAT64
-    assert distance(gradients_of(model), wanted) <= FLOAT64
-
-
-def test_calls_accumulate():
-    model, parts = encoder(dropout=0.0), [batch(), batch(7, seed=1)]
-    for x in parts:
-        fastqt.info_nce_loss(model(x), model(x)).div(2).backward()
-    wanted = gradients_of(model)
-    model.zero_grad()
-    for x in parts:
-        fastqt.cached_backward([model] * 2, [x, x], lambda *z: fastqt.info_nce_loss(*z) / 2, chunk_size=4)
-    assert distance(gradients_of(model), wanted) <= FLOAT64
 
 
 def test_a_gradient_scaler_scales_all_gradients():

@@ -60,15 +60,12 @@ def test_options_of_ddp(ranks, options):
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_two_towers_under_a_ddp_each(ranks, rows):
-    check(ranks.run(cached_on_ranks.two_towers, rows))
+    check(ranks.run(cached_on_ranks.two_towers, rows, "each"))
 
 
-def test_two_towers_that_an_object_holds(ranks):
-    check(ranks.run(cached_on_ranks.two_towers_of_an_object, (9, 3)))
-
-
-def test_a_tower_that_the_loss_of_one_rank_does_not_use(ranks):
-    check(ranks.run(cached_on_ranks.unused_tower, (9, 3)))
+@pytest.mark.parametrize("form", ["of an object", "unused on one rank"])
+def test_other_forms_of_two_towers(ranks, form):
+    check(ranks.run(cached_on_ranks.two_towers, (9, 3), form))
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.out_of_step import checked_and_not, of_environment, out_of_step
 from tests.shared.ranks import Ranks
 from tests.shared.refusals import (
     CALLS,
+    OF_DTENSORS,
     OF_SCALE,
     agreements,
     changed_later,
@@ -25,6 +29,8 @@ ROWS = "want the same number of rows on all ranks of the group, got 4 on ranks 0
 UNEVEN = "Group(shards='uneven') takes others"
 NONE = "want at least one row on some rank of the group, got none"
 PLACED = "want a DTensor of placements (Shard(0),), got (Replicate(),) (on rank 1 of 3)"
+
+FIRST = {"clip_loss": "a", "mixcse_loss": "z1", "simcse_loss": "z1"}  # arguments
 
 # What all three ranks say; where one is wrong it is rank 1.
 SAID = {
@@ -55,16 +61,10 @@ SAID = {
     "no rows": f"a: {NONE}",
     "no candidates": f"candidates: {NONE}",
     "negatives alone": "exchange: want 'gather' where a rank has negatives but no candidates, got 'ring'",
+    **{f"placement of {loss}": f"{FIRST.get(loss, 'queries')}: {PLACED}" for loss in OF_DTENSORS},
     "few candidates": (
         "diagonal: want 'keep' in a group with more queries (N=12) than candidates (M=9), got 'exclude'"
     ),
-    "placement of contrastive_loss": f"queries: {PLACED}",
-    "placement of clip_loss": f"a: {PLACED}",
-    "placement of mixcse_loss": f"z1: {PLACED}",
-    "placement of curl_block_loss": f"queries: {PLACED}",
-    "placement of max_margin_loss": f"queries: {PLACED}",
-    "placement of simcse_loss": f"z1: {PLACED}",
-    "placement of multiple_negatives_ranking_loss": f"queries: {PLACED}",
 }
 
 
@@ -137,3 +137,56 @@ def test_agreements_are_bounded(ranks: Callable[[int], Ranks]) -> None:
     """A schedule of a number is one agreement, and others are forgotten in the order of their making."""
     # Of SimCSE with weighted negatives, of MixCSE, and of the contrastive loss that it calls.
     assert ranks(3).run(agreements, 20) == [(3, 8)] * 3
+
+
+# What all three ranks say where they compare every call; a ring visits in the backward pass too.
+IN_A_STEP = ("scale", "bias", "scale of a tensor", "function", "option", "wrong option", "rows")
+OF_BACKWARD = {"gather": r"gradients of rows \(12, 6\) torch.float32", "ring": "visiting rows"}
+GROUPS = ({}, {"shards": "uneven"}, {"exchange": "ring"})
+by_group = pytest.mark.parametrize("options", GROUPS, ids=str)
+
+
+def said_by_all(ranks: Callable[[int], Ranks], name: str, options: dict[str, Any]) -> str:
+    """What all ranks say, after which a right step has followed."""
+    ((message, goes_on),) = set(ranks(3).run(out_of_step, name, options))
+    assert goes_on
+    return message
+
+
+@by_group
+@pytest.mark.parametrize("name", IN_A_STEP)
+def test_all_ranks_refuse_another_call_in_the_same_words(
+    ranks: Callable[[int], Ranks], name: str, options: dict[str, Any]
+) -> None:
+    takes_it = name == "rows" and "shards" in options
+    assert said_by_all(ranks, name, options) == (
+        "nothing" if takes_it else f"ValueError: {SAID[name.removesuffix(' of a tensor')]}"
+    )
+
+
+@by_group
+def test_a_rank_that_leaves_a_backward_pass_out(
+    ranks: Callable[[int], Ranks], options: dict[str, Any]
+) -> None:
+    message = said_by_all(ranks, "backward", options)
+    of_backward = OF_BACKWARD[options.get("exchange", "gather")]
+    assert re.fullmatch(
+        r"OutOfStepError: group: want all ranks in the same step, each calling the same losses and backward "
+        rf"passes in the same order, got {of_backward} in fastqt.contrastive_loss \(call \d+\) on ranks 0, 2 "
+        r"and arguments of fastqt.contrastive_loss \(call \d+\) on rank 1",
+        message,
+    )
+
+
+@by_group
+@pytest.mark.parametrize("loss", ["contrastive_loss", "clip_loss", "simcse_loss"])
+def test_a_comparison_changes_no_bit(
+    ranks: Callable[[int], Ranks], loss: str, options: dict[str, Any]
+) -> None:
+    assert ranks(3).run(checked_and_not, loss, options) == [True] * 3
+
+
+def test_the_environment_variable_sets_the_default(ranks: Callable[[int], Ranks]) -> None:
+    found = ranks(3).run(of_environment, ["always", "first", "", "sometimes"])
+    refusal = "ValueError: FASTQT_CHECK_RANKS: want one of 'first', 'always', got 'sometimes'"
+    assert found == [["always", "first", "first", refusal]] * 3

@@ -27,190 +27,136 @@ PAIRS = {"targets": fastqt.Diagonal(), **KEEP}
 PREFIXES = {"matryoshka_dims": (3, 7, 12), "matryoshka_weights": (1.0, 0.5, 2.0)}
 RELEASED = {"form": "released", "stop_gradient": False, "hard_negative_weight": 0.3}
 
+
+def case(loss: str, given: str = "", **options: object) -> Case:
+    """A loss with the arguments that are drawn for it, and its options."""
+    return Case(loss, options=options, given=tuple(given.split()))
+
+
 # Losses whose guide is gathered with the candidates, which a ring would not visit.
 GUIDED = {
-    "guided": Case("contrastive_loss", options={"guided": {"margin": 0.05}}, given=("scale", "guide")),
-    "guided-pairs": Case(
+    "guided": case("contrastive_loss", "scale guide", guided={"margin": 0.05}),
+    "guided-pairs": case(
         "contrastive_loss",
-        options={**PAIRS, "reduction": "none", "guided": {"margin": 0.1, "margin_strategy": "relative"}},
-        given=("scale", "negatives", "biases", "guide"),
+        "scale negatives biases guide",
+        **PAIRS,
+        reduction="none",
+        guided={"margin": 0.1, "margin_strategy": "relative"},
     ),
-    "guided-sum": Case(
-        "log_sum_exp",
-        options={"diagonal": "exclude", "guided": {"normalize": False}},
-        given=("negatives", "guide"),
-    ),
-    "gist": Case("gist_embed_loss", options={"scale": 5.0}, given=("gist_guides",)),
-    "gist-rows": Case(
-        "gist_embed_loss",
-        options={"margin": 0.1, "contrast_positives": False, "reduction": "none"},
-        given=("scale", "gist_guides"),
+    "guided-sum": case("log_sum_exp", "negatives guide", diagonal="exclude", guided={"normalize": False}),
+    "gist": case("gist_embed_loss", "gist_guides", scale=5.0),
+    "gist-rows": case(
+        "gist_embed_loss", "scale gist_guides", margin=0.1, contrast_positives=False, reduction="none"
     ),
 }
-RANKING = Case("multiple_negatives_ranking_loss", given=("scale", "hard"))
+RANKING = "multiple_negatives_ranking_loss"
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 # What is computed: a loss, its options, and the arguments that are drawn for it.
 LOSSES = {
-    "window": Case("contrastive_loss"),
-    "smoothing-window": Case("contrastive_loss", options={"window": {"size": 2, "smoothing": 0.1}}),
-    "wide-window": Case("contrastive_loss", options={"window": {"size": 4}}),
-    "next": Case(
-        "contrastive_loss", options={"window": {"offsets": [1], "normalize": False}, "diagonal": "exclude"}
+    "window": case("contrastive_loss"),
+    "smoothing-window": case("contrastive_loss", window={"size": 2, "smoothing": 0.1}),
+    "next": case("contrastive_loss", window={"offsets": [1], "normalize": False}, diagonal="exclude"),
+    "documents": case("contrastive_loss", "document_ids", window={"size": 3}),
+    "smoothed": case("contrastive_loss", "scale", smoothing=0.1),
+    "pairs": case("contrastive_loss", "scale", **PAIRS, normalize=True),
+    "classes": case("contrastive_loss", "classes scale", **KEEP),
+    "mean-of-targets": case("contrastive_loss", "classes", **KEEP, reduction="mean_of_targets"),
+    "sparse": case("contrastive_loss", "sparse"),
+    "excluded": case("contrastive_loss", "scale bias", diagonal="exclude"),
+    "negatives": case("contrastive_loss", "scale biases negatives row_negatives"),
+    "row-scores": case("contrastive_loss", "scale negatives row_scores"),
+    "several-row-cells": case("contrastive_loss", "scale stacked several_row_scores", reduction="none"),
+    "mixed-and-row-scores": case("contrastive_loss", "row_scores partners", **PAIRS, mixed=0.2),
+    "euclidean": case(
+        "contrastive_loss", "scale biases negatives stacked row_scores", **PAIRS, similarity="euclidean"
     ),
-    "documents": Case("contrastive_loss", options={"window": {"size": 3}}, given=("document_ids",)),
-    "smoothed": Case("contrastive_loss", options={"smoothing": 0.1}, given=("scale",)),
-    "pairs": Case("contrastive_loss", options={**PAIRS, "normalize": True}, given=("scale",)),
-    "classes": Case("contrastive_loss", options=KEEP, given=("classes", "scale")),
-    "mean-of-targets": Case(
-        "contrastive_loss", options={**KEEP, "reduction": "mean_of_targets"}, given=("classes",)
+    "exclusions": case("contrastive_loss", "groups mask negatives"),
+    "mixed": case("contrastive_loss", **PAIRS, normalize=True, mixed=0.2),
+    "mixed-partners": case("contrastive_loss", "partners", **PAIRS, mixed=0.3),
+    "rows": case("contrastive_loss", "scale", reduction="none"),
+    "low": case("contrastive_loss", "scale negatives", memory="low"),
+    "sigmoid": case("sigmoid_loss", "scale bias negatives row_negatives"),
+    "sigmoid-rows": case("sigmoid_loss", "scale biases groups", diagonal="zero", reduction="none"),
+    "sigmoid-sparse": case("sigmoid_loss", "sparse scale bias", **KEEP),
+    "sigmoid-several-row-cells": case("sigmoid_loss", "scale stacked several_row_scores"),
+    "log-sum-exp-of-distances": case(
+        "log_sum_exp", "scale negatives row_scores", diagonal="exclude", similarity="euclidean"
     ),
-    "sparse": Case("contrastive_loss", given=("sparse",)),
-    "dense": Case("contrastive_loss", options={"reduction": "sum"}, given=("dense", "scale")),
-    "excluded": Case("contrastive_loss", options={"diagonal": "exclude"}, given=("scale", "bias")),
-    "negatives": Case("contrastive_loss", given=("scale", "biases", "negatives", "row_negatives")),
-    "row-scores": Case("contrastive_loss", given=("scale", "negatives", "row_scores")),
-    "several-row-cells": Case(
-        "contrastive_loss", options={"reduction": "none"}, given=("scale", "stacked", "several_row_scores")
+    "log-sum-exp": case("log_sum_exp", "scale biases negatives", diagonal="exclude", normalize=True),
+    "info-nce": case("info_nce_loss", "scale negatives"),
+    "margin": case(
+        "contrastive_loss", "scale biases negatives row_negatives", false_negative_margin=0.1, normalize=True
     ),
-    "mixed-and-row-scores": Case(
-        "contrastive_loss", options={**PAIRS, "mixed": 0.2}, given=("row_scores", "partners")
-    ),
-    "euclidean": Case(
+    "margin-of-classes": case(
         "contrastive_loss",
-        options={**PAIRS, "similarity": "euclidean"},
-        given=("scale", "biases", "negatives", "stacked", "row_scores"),
+        "classes stacked",
+        **KEEP,
+        false_negative_margin=0.4,
+        false_negative_margin_strategy="relative",
     ),
-    "exclusions": Case("contrastive_loss", given=("groups", "mask", "negatives")),
-    "mixed": Case("contrastive_loss", options={**PAIRS, "normalize": True, "mixed": 0.2}),
-    "mixed-partners": Case("contrastive_loss", options={**PAIRS, "mixed": 0.3}, given=("partners",)),
-    "rows": Case("contrastive_loss", options={"reduction": "none"}, given=("scale",)),
-    "low": Case("contrastive_loss", options={"memory": "low"}, given=("scale", "negatives")),
-    "sigmoid": Case("sigmoid_loss", given=("scale", "bias", "negatives", "row_negatives")),
-    "sigmoid-rows": Case(
-        "sigmoid_loss", options={"diagonal": "zero", "reduction": "none"}, given=("scale", "biases", "groups")
+    "margin-of-pairs": case("info_nce_loss", "scale negatives", false_negative_margin=-0.1, reduction="none"),
+    "info-nce-label-smoothing": case("info_nce_loss", "scale negatives", label_smoothing=0.2),
+    "siglip": case("siglip_loss", "scale bias"),
+    "clip": case("clip_loss", "scale"),
+    "clip-rows": case("clip_loss", "scale", reduction="none", normalize=False),
+    "clip-sum": case("clip_loss", "scale", reduction="sum", memory="low"),
+    "clip-label-smoothing": case("clip_loss", "scale", label_smoothing=0.3, reduction="none"),
+    "simcse": case("simcse_loss", "scale z3"),
+    "simcse-weighted": case("simcse_loss", "scale z3", hard_negative_weight=0.4),
+    "simcse-margin": case("simcse_loss", "z3", hard_negative_weight=0.4, false_negative_margin=0.1),
+    "simcse-several-weighted": case("simcse_loss", "scale stacked_z3", hard_negative_weight=0.4),
+    "mixcse": case("mixcse_loss", "scale"),
+    "mixcse-random": case("mixcse_loss", "scale generator", partner="random"),
+    "mixcse-released": case("mixcse_loss", "scale", form="released"),
+    "mixcse-released-random": case(
+        "mixcse_loss", "scale generator", **RELEASED, partner="random", masked_cell="exclude"
     ),
-    "sigmoid-sparse": Case("sigmoid_loss", options=KEEP, given=("sparse", "scale", "bias")),
-    "sigmoid-row-scores": Case("sigmoid_loss", given=("bias", "row_scores")),
-    "sigmoid-several-row-cells": Case("sigmoid_loss", given=("scale", "stacked", "several_row_scores")),
-    "log-sum-exp-of-distances": Case(
-        "log_sum_exp",
-        options={"diagonal": "exclude", "similarity": "euclidean"},
-        given=("scale", "negatives", "row_scores"),
-    ),
-    "log-sum-exp": Case(
-        "log_sum_exp",
-        options={"diagonal": "exclude", "normalize": True},
-        given=("scale", "biases", "negatives"),
-    ),
-    "info-nce": Case("info_nce_loss", given=("scale", "negatives")),
-    "margin": Case(
-        "contrastive_loss",
-        options={"false_negative_margin": 0.1, "normalize": True},
-        given=("scale", "biases", "negatives", "row_negatives"),
-    ),
-    "margin-of-classes": Case(
-        "contrastive_loss",
-        options={**KEEP, "false_negative_margin": 0.4, "false_negative_margin_strategy": "relative"},
-        given=("classes", "stacked"),
-    ),
-    "margin-of-pairs": Case(
-        "info_nce_loss",
-        options={"false_negative_margin": -0.1, "reduction": "none"},
-        given=("scale", "negatives"),
-    ),
-    "info-nce-label-smoothing": Case(
-        "info_nce_loss", options={"label_smoothing": 0.2}, given=("scale", "negatives")
-    ),
-    "siglip": Case("siglip_loss", given=("scale", "bias")),
-    "clip": Case("clip_loss", given=("scale",)),
-    "clip-rows": Case("clip_loss", options={"reduction": "none", "normalize": False}, given=("scale",)),
-    "clip-sum": Case("clip_loss", options={"reduction": "sum", "memory": "low"}, given=("scale",)),
-    "clip-label-smoothing": Case(
-        "clip_loss", options={"label_smoothing": 0.3, "reduction": "none"}, given=("scale",)
-    ),
-    "simcse": Case("simcse_loss", given=("scale", "z3")),
-    "simcse-weighted": Case("simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "z3")),
-    "simcse-margin": Case(
-        "simcse_loss", options={"hard_negative_weight": 0.4, "false_negative_margin": 0.1}, given=("z3",)
-    ),
-    "simcse-several": Case("simcse_loss", given=("scale", "stacked_z3")),
-    "simcse-several-weighted": Case(
-        "simcse_loss", options={"hard_negative_weight": 0.4}, given=("scale", "stacked_z3")
-    ),
-    "mixcse": Case("mixcse_loss", given=("scale",)),
-    "mixcse-random": Case("mixcse_loss", options={"partner": "random"}, given=("scale", "generator")),
-    "mixcse-through-mixtures": Case("mixcse_loss", options={"stop_gradient": False}, given=("scale",)),
-    "mixcse-released": Case("mixcse_loss", options={"form": "released"}, given=("scale",)),
-    "mixcse-released-random": Case(
-        "mixcse_loss",
-        options={**RELEASED, "partner": "random", "masked_cell": "exclude"},
-        given=("scale", "generator"),
-    ),
-    "mixcse-candidates": Case(
-        "mixcse_loss", options={"form": "released", "blocks": "candidates", "reduction": "none"}
-    ),
-    "dcl": Case("dcl_loss", given=("scale",)),
-    "dcl-weighted": Case("dcl_loss", options={"sigma": 0.4, "reduction": "none"}, given=("scale",)),
-    "hcl": Case("hcl_loss", given=("scale",)),
-    "hcl-debiased": Case("hcl_loss", options={"beta": 0.0, "tau_plus": 0.01, "reduction": "sum"}),
-    "cosface": Case("cosface_loss", given=("scale", "labels")),
-    "arcface": Case("arcface_loss", options={"reduction": "none", "scale": 3.0}, given=("labels",)),
-    "distillation": Case("distillation_loss", given=("scale", "teacher")),
-    "distillation-rows": Case(
-        "distillation_loss", options={"reduction": "none", "normalize": False}, given=("teacher",)
-    ),
-    "curl": Case("curl_loss", given=("curl_negatives",)),
-    "curl-shift": Case("curl_block_loss"),
-    "curl-complement": Case("curl_block_loss", options={"negatives": "complement"}, given=("document_ids",)),
-    "curl-random": Case("curl_block_loss", options={"negatives": "random"}, given=("generator",)),
-    "binary-window": Case("binary_window_loss", given=("document_ids",)),
-    "binary-window-rows": Case("binary_window_loss", options={"reduction": "none", "context_size": 2}),
+    "mixcse-candidates": case("mixcse_loss", form="released", blocks="candidates", reduction="none"),
+    "dcl": case("dcl_loss", "scale"),
+    "dcl-weighted": case("dcl_loss", "scale", sigma=0.4, reduction="none"),
+    "hcl": case("hcl_loss", "scale"),
+    "hcl-debiased": case("hcl_loss", beta=0.0, tau_plus=0.01, reduction="sum"),
+    "cosface": case("cosface_loss", "scale labels"),
+    "arcface": case("arcface_loss", "labels", reduction="none", scale=3.0),
+    "distillation": case("distillation_loss", "scale teacher"),
+    "distillation-rows": case("distillation_loss", "teacher", reduction="none", normalize=False),
+    "curl": case("curl_loss", "curl_negatives"),
+    "curl-shift": case("curl_block_loss"),
+    "curl-complement": case("curl_block_loss", "document_ids", negatives="complement"),
+    "curl-random": case("curl_block_loss", "generator", negatives="random"),
+    "binary-window": case("binary_window_loss", "document_ids"),
+    "binary-window-rows": case("binary_window_loss", reduction="none", context_size=2),
     **GUIDED,
-    "ranking": RANKING,
-    "ranking-all": replace(RANKING, options={"directions": DIRECTIONS, "reduction": "none"}),
-    "ranking-margin": replace(
-        RANKING, options={"directions": DIRECTIONS, "false_negative_margin": 0.05, "reduction": "sum"}
+    "ranking": case(RANKING, "scale hard"),
+    "ranking-all": case(RANKING, "scale hard", directions=DIRECTIONS, reduction="none"),
+    "ranking-margin": case(
+        RANKING, "scale hard", directions=DIRECTIONS, false_negative_margin=0.05, reduction="sum"
     ),
-    "ranking-each": replace(
+    "ranking-each": case(
+        RANKING, "scale hard", directions=DIRECTIONS[::2], partition_mode="per_direction", normalize=False
+    ),
+    "ranking-hard": case(
+        RANKING, "scale hard", directions=DIRECTIONS, hardness_mode="hard_negatives", hardness_strength=2.0
+    ),
+    "ranking-in-batch": case(
         RANKING,
-        options={"directions": DIRECTIONS[::2], "partition_mode": "per_direction", "normalize": False},
+        "scale hard",
+        directions=DIRECTIONS,
+        reduction="sum",
+        hardness_mode="in_batch_negatives",
+        hardness_strength=2.0,
     ),
-    "ranking-hard": replace(
-        RANKING,
-        options={"directions": DIRECTIONS, "hardness_mode": "hard_negatives", "hardness_strength": 2.0},
+    "prefixes": case("contrastive_loss", "scale biases negatives row_negatives", **PREFIXES, normalize=True),
+    "prefixes-of-rows": case("sigmoid_loss", "scale bias row_scores", **PREFIXES, reduction="none"),
+    "prefixes-of-distances": case(
+        "contrastive_loss", "scale negatives stacked", **PAIRS, **PREFIXES, similarity="euclidean"
     ),
-    "ranking-in-batch": replace(
-        RANKING,
-        options={
-            **{"directions": DIRECTIONS, "reduction": "sum"},
-            **{"hardness_mode": "in_batch_negatives", "hardness_strength": 2.0},
-        },
-    ),
-    "prefixes": Case(
-        "contrastive_loss",
-        options={**PREFIXES, "normalize": True},
-        given=("scale", "biases", "negatives", "row_negatives"),
-    ),
-    "prefixes-of-rows": Case(
-        "sigmoid_loss", options={**PREFIXES, "reduction": "none"}, given=("scale", "bias", "row_scores")
-    ),
-    "prefixes-of-distances": Case(
-        "contrastive_loss",
-        options={**PAIRS, **PREFIXES, "similarity": "euclidean"},
-        given=("scale", "negatives", "stacked"),
-    ),
-    "prefixes-clip": Case(
-        "clip_loss", options={**PREFIXES, "label_smoothing": 0.3, "reduction": "none"}, given=("scale",)
-    ),
-    "prefixes-simcse-weighted": Case(
-        "simcse_loss", options={**PREFIXES, "hard_negative_weight": 0.4}, given=("scale", "stacked_z3")
-    ),
-    "prefixes-ranking": replace(RANKING, options={**PREFIXES, "directions": DIRECTIONS}),
-    "max-margin": Case("max_margin_loss"),
-    "max-margin-rows": Case(
-        "max_margin_loss", options={**KEEP, "normalize": True, "reduction": "none"}, given=("classes",)
-    ),
+    "prefixes-clip": case("clip_loss", "scale", **PREFIXES, label_smoothing=0.3, reduction="none"),
+    "prefixes-simcse-weighted": case("simcse_loss", "scale stacked_z3", **PREFIXES, hard_negative_weight=0.4),
+    "prefixes-ranking": case(RANKING, "scale hard", **PREFIXES, directions=DIRECTIONS),
+    "max-margin": case("max_margin_loss"),
+    "max-margin-rows": case("max_margin_loss", "classes", **KEEP, normalize=True, reduction="none"),
 }
 # The losses and options that recipes combine.
 RECIPES = [
@@ -267,17 +213,24 @@ def test_a_ring_in_torch_operations(ranks, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize(("name", "exchange"), BY_EXCHANGE)
-def test_other_numbers_of_ranks(ranks, name, exchange, size):
+@pytest.mark.parametrize(
+    ("size", "name", "exchange"),
+    [((2, 4, 8, 8, 2, 4)[place % 6], *case) for place, case in enumerate(BY_EXCHANGE)],  # each with any kind
+)
+def test_other_numbers_of_ranks(ranks, size, name, exchange):
     check(ranks, sharded(LOSSES[name], UNEVEN[size], exchange=exchange, gradients="sum"))
     check(ranks, sharded(LOSSES[name], (4,) * size, exchange=exchange))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "machines"), [(4, 4), (8, 2), (8, 4)])
-@pytest.mark.parametrize("name", sorted(LOSSES.keys() - GUIDED.keys()))
-def test_ring_over_machines(ranks, name, size, machines):
+@pytest.mark.parametrize(
+    ("size", "machines", "name"),
+    [
+        (*((4, 4), (8, 2), (8, 4))[place % 3], name)
+        for place, name in enumerate(sorted(LOSSES.keys() - GUIDED.keys()))
+    ],
+)
+def test_ring_over_machines(ranks, size, machines, name):
     check(ranks, sharded(replace(LOSSES[name], machines=machines), UNEVEN[size], exchange="ring"))
 
 
@@ -337,10 +290,30 @@ def test_more_candidates_than_queries_with_a_replaced_diagonal(ranks):
     check(ranks, sharded(replace(LOSSES["window"], candidates=(3, 9, 5)), (6, 0, 7), exchange="gather"))
 
 
+# Tensors that are no dense matrices; no two numbers of a batch are equal, so that a scrambled row is seen.
+LAYOUTS = ("transposed", "strided", "every third", "one row")
+OF_ROWS = ["rows", "clip-rows", "simcse", "sigmoid-rows", "mixcse-candidates", "hcl-debiased", "info-nce"]
+
+
+@pytest.mark.parametrize(
+    "name", [*OF_ROWS[:2], *(pytest.param(x, marks=pytest.mark.slow) for x in OF_ROWS[2:])]
+)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_layouts(ranks, name, exchange):
+    for layout in LAYOUTS:
+        for counts in ((4, 4, 4), (5, 1, 7)):
+            check(ranks, sharded(replace(LOSSES[name], layout=layout), counts, exchange=exchange))
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_cut_windows_stay_within_a_rank(ranks, exchange):
     """As those of one process whose document_ids are the ranks."""
-    cut = sharded(replace(LOSSES["wide-window"], cut=True), (6, 3, 5), exchange=exchange, edges="cut")
+    cut = sharded(
+        replace(case("contrastive_loss", window={"size": 4}), cut=True),
+        (6, 3, 5),
+        exchange=exchange,
+        edges="cut",
+    )
     check(ranks, cut)
 
 

@@ -1,14 +1,20 @@
-"""contrastive_loss equals the oracle: every option, both backends, every reduction, value and gradients."""
+"""contrastive_loss and sigmoid_loss equal the oracle: every option and reduction, value and gradients.
+
+Ranks compare each field of a call, also a new one.
+"""
+
+from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, normalize
 
 import fastqt
-from tests.shared import oracle
+from fastqt.functional.call import Call
+from fastqt.functional.ranks import facts_of
 from tests.shared.cases import CASES, D, N
-from tests.shared.tolerances import FLOAT32, FLOAT64, FOR_DTYPE, HALF_ULP, REORDERED, relative
+from tests.shared.tolerances import FLOAT64, FOR_DTYPE, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 BACKENDS = ("cpu", "torch", "reference")
@@ -50,17 +56,6 @@ def test_rows_equal_oracle_under_any_upstream(case, backend):
 
 
 @by_name
-def test_sum_is_n_times_mean(case):
-    inputs = case.inputs(torch.float64)
-    mean, total = case.loss(inputs), case.loss(inputs, reduction="sum")
-    assert relative(total, N * mean) < REORDERED[torch.float64]
-    means = torch.autograd.grad(mean * N, list(inputs.values()))
-    totals = torch.autograd.grad(total, list(inputs.values()))
-    for a, b in zip(means, totals, strict=True):
-        assert relative(a, b) < REORDERED[torch.float64]
-
-
-@by_name
 def test_mean_of_targets_is_the_sum_over_the_rows_that_have_some(case):
     inputs = case.inputs(torch.float64)
     if case.link == "sigmoid":
@@ -75,137 +70,42 @@ def test_mean_of_targets_is_the_sum_over_the_rows_that_have_some(case):
 
 
 @by_backend
-def test_mean_of_targets_is_the_mean_of_cross_entropy(backend):
-    queries, candidates = (torch.randn(n, D, dtype=torch.float64) for n in (N, 20))
-    classes = torch.tensor([-100, *range(N - 2), -100])
-    options = {"diagonal": "keep", "backend": backend}
-    loss = fastqt.contrastive_loss(queries, candidates, classes, reduction="mean_of_targets", **options)
-    assert relative(loss, cross_entropy(queries @ candidates.T, classes)) < FLOAT64
-    none = torch.full_like(classes, -100)
-    assert fastqt.contrastive_loss(queries, candidates, none, reduction="mean_of_targets", **options) == 0
+def test_the_mean_of_no_targets_is_0(backend):
+    x, none = torch.randn(N, D), torch.full((N,), -100)
+    options = {"reduction": "mean_of_targets", "diagonal": "keep", "backend": backend}
+    assert fastqt.contrastive_loss(x, x, none, **options) == 0
 
 
-@by_name
-@pytest.mark.thinned(4)
-def test_gradcheck(case):
-    inputs = case.inputs(torch.float64)
-    # A first backward hands over the forward's gradients, a second one recomputes them: equal to rounding.
-    for options in ({}, {"reduction": "none"}, {"normalize": True}, {"memory": "low"}):
-        assert torch.autograd.gradcheck(
-            lambda *x, options=options: case.loss(dict(zip(inputs, x, strict=True)), **options),
-            tuple(inputs.values()),
-            nondet_tol=FLOAT64,
-        )
+REFUSED = {
+    "bias nan": ({"bias": float("nan")}, ValueError, "bias: want a finite number, got nan"),
+    "bias text": ({"bias": "0"}, TypeError, r"bias: want a number or a tensor of shape \(\) or \(6,\)"),
+    "bias for others": ({"bias": torch.zeros(5)}, ValueError, r"bias: .* shape \(\) or \(6,\), .* \(5,\)"),
+    "bias of integers": ({"bias": torch.zeros(6).long()}, ValueError, r"bias: .* floating point .* \(6,\)"),
+    "bias without values": ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias: .* with values"),
+    "target on the diagonal": (
+        {"targets": fastqt.Diagonal(), "diagonal": "exclude"},
+        ValueError,
+        "use diagonal='keep'",
+    ),
+}
 
 
-@by_backend
-def test_normalize_is_cosine(backend):
-    inputs = CASES[0].inputs(torch.float64)
-    queries, candidates = inputs.values()
-    cosine = fastqt.contrastive_loss(queries, candidates, normalize=True, scale=20.0, backend=backend)
-    expected = oracle.contrastive(
-        normalize(queries).detach().numpy(),
-        normalize(candidates).detach().numpy(),
-        CASES[0].targets,
-        scale=20.0,
-    )
-    assert relative(cosine, expected.loss.mean()) < FLOAT64
-    # a cosine does not change along a row, so neither may the loss
-    for gradient, x in zip(
-        torch.autograd.grad(cosine, (queries, candidates)), (queries, candidates), strict=True
-    ):
-        assert relative((gradient * x).sum(1), np.zeros(len(x))) < FLOAT64
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name):
+    arguments, kind, message = REFUSED[name]
+    with pytest.raises(kind, match=message):
+        fastqt.sigmoid_loss(torch.randn(6, 4), torch.randn(6, 4), **arguments)
 
 
-@by_backend
-def test_class_indices_are_cross_entropy(backend):
-    queries, weight = torch.randn(30, 8, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
-    indices = torch.randint(0, 11, (30,))
-    loss = fastqt.contrastive_loss(queries, weight, indices, diagonal="keep", backend=backend)
-    assert relative(loss, cross_entropy(queries @ weight.T, indices)) < FLOAT64
+# What ranks may have otherwise: how a loss is computed, and which loss it is, which they compare before.
+OF_EACH_RANK = {"link", "memory", "backend"}
 
 
-@by_backend
-@by_dtype
-def test_rows_without_targets_are_zero_even_if_nothing_is_left(backend, dtype):
-    """The logsumexp over no candidates is -inf, and -inf - -inf would be NaN."""
-    queries = torch.randn(4, 3, dtype=dtype, requires_grad=True)
-    candidates = torch.randn(4, 3, dtype=dtype, requires_grad=True)
-    targets = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]], dtype=dtype)
-    mask = torch.zeros(4, 4, dtype=torch.bool)
-    mask[1] = True
-    for memory in ("fast", "low"):
-        loss = fastqt.contrastive_loss(
-            queries, candidates, targets, mask=mask, reduction="none", backend=backend, memory=memory
-        )
-        dF, dG = torch.autograd.grad(loss.sum(), (queries, candidates))
-        assert (loss[1:3] == 0).all()
-        assert (dF[1:3] == 0).all()
-        assert loss.isfinite().all()
-        assert dF.isfinite().all()
-        assert dG.isfinite().all()
-
-
-@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
-@by_backend
-def test_half_precision_is_computed_in_float32(low, backend):
-    inputs = CASES[0].inputs(low)
-    loss = CASES[0].loss(inputs, backend=backend)
-    assert loss.dtype == torch.float32
-    expected = CASES[0].expected(inputs)
-    assert relative(loss, expected.loss.mean()) < FLOAT32
-    # only the gradient's own rounding to 16 bits is added
-    check_gradients(CASES[0], inputs, loss, expected, torch.finfo(low).eps)
-
-
-@by_backend
-def test_autocast_rounds_inputs_and_returns_float32(backend):
-    inputs = CASES[0].inputs(torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = CASES[0].loss(inputs, backend=backend)
-        mixed = fastqt.contrastive_loss(inputs["queries"].bfloat16(), inputs["candidates"], backend=backend)
-    rounded = {name: x.detach().bfloat16().requires_grad_() for name, x in inputs.items()}
-    expected = CASES[0].loss(rounded, backend=backend)
-    assert loss.dtype == torch.float32
-    assert loss.item() == expected.item() == mixed.item()
-    gradients = torch.autograd.grad(loss, list(inputs.values()))
-    assert all(g.dtype == torch.float32 for g in gradients)
-
-
-@by_backend
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_nan_and_infinity_reach_the_loss(backend, bad):
-    queries, candidates = torch.randn(40, D), torch.randn(40, D)
-    queries[7, 2] = bad
-    rows = fastqt.contrastive_loss(queries, candidates, reduction="none", backend=backend)
-    assert not rows[7].isfinite()
-    assert rows[:7].isfinite().all()
-    candidates[20, 1] = float("nan")
-    assert fastqt.contrastive_loss(queries, candidates, backend=backend).isnan()
-
-
-def test_scores_of_any_size_neither_overflow_nor_stall():
-    queries, candidates = 1e4 * torch.randn(50, D), torch.randn(50, D)
-    expected = oracle.contrastive(
-        queries.double().numpy(), candidates.double().numpy(), oracle.window(50, 50, [-1, 1])
-    )
-    queries.requires_grad_()
-    loss = fastqt.contrastive_loss(queries, candidates)
-    assert relative(loss, expected.loss.mean()) < FLOAT32
-    (gradient,) = torch.autograd.grad(loss, queries)
-    assert relative(gradient, expected.queries) < 1e-2  # scores of 1e5 in float32: 0.01 in the exponent
-
-
-@pytest.mark.parametrize("scale", [1e-300, 2.0, torch.tensor(0.0), torch.tensor(3.0, dtype=torch.float64)])
-def test_any_scale(scale):
-    inputs = CASES[0].inputs(torch.float64)
-    queries, candidates = (x.detach().numpy() for x in inputs.values())
-    expected = oracle.contrastive(queries, candidates, CASES[0].targets, scale=float(scale))
-    if isinstance(scale, torch.Tensor):
-        scale = scale.clone().requires_grad_()
-        inputs["scale"] = scale
-        loss = CASES[0].loss(inputs)
-    else:
-        loss = CASES[0].loss(inputs, scale=scale)
-    assert relative(loss, expected.loss.mean()) < FLOAT64
-    check_gradients(CASES[0], inputs, loss, expected, max(FLOAT64, HALF_ULP[torch.float32]))
+def test_ranks_compare_each_field():
+    queries, candidates = torch.randn(2, 4, 3)
+    options = {"diagonal": "keep", "scale": 1.0, "bias": 0.0, "normalize": False, "reduction": "mean"}
+    how = {"memory": "fast", "backend": None}
+    call = Call("softmax", queries, candidates, fastqt.Diagonal(), **options, **how)
+    compared = {name.removesuffix(" given") for name in facts_of(call, SimpleNamespace(check="first"))}
+    of_embeddings = {"queries", "candidates"}  # by their width, dtype and device
+    assert {field.name for field in fields(Call)} - OF_EACH_RANK - of_embeddings <= compared

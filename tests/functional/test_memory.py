@@ -1,4 +1,7 @@
-"""The loss allocates little beside its inputs and gradients, and never a matrix of N x N scores."""
+"""Losses allocate little beside their inputs and gradients, and never a matrix of N x N scores.
+
+Each process measures itself, as no other test has left free memory in it.
+"""
 
 import subprocess
 import sys
@@ -6,39 +9,119 @@ import sys
 import pytest
 
 MEASURE = """
-import resource, torch, fastqt
-N, D, options = {N}, {D}, {options!r}
-def peak():  # bytes; Linux counts KiB, macOS bytes
-    import sys
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-small = torch.randn(64, D, requires_grad=True)
-fastqt.contrastive_loss(small, small.detach(), **options).backward()  # loads what is loaded once
-queries, candidates = (torch.randn(N, D).mul_(0.1).requires_grad_() for _ in range(2))
-grown = torch.ones(2 * N * D)  # the gradients' share, touched
-before = peak()
-del grown
-fastqt.contrastive_loss(queries, candidates, **options).backward()
+import resource, sys, torch, fastqt
+def peak():  # MiB; Linux counts KiB, macOS bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "darwin" else 10)
+def losses(N, {how}):
+    def rows(*shape):
+        return torch.randn(shape or (N, 16)).mul_(0.1).requires_grad_()
+    a, b, c = rows(), rows(), rows()
+    words = torch.arange(N)
+    {losses}
+for N in (64, {N}):  # what is loaded once is loaded by a small loss
+    before = peak()
+    for loss in losses(N):
+        loss.sum().backward()
 print(peak() - before)
 """
+# Of each group: N, how many MiB the process may grow by, and a generator of losses.
+LOSSES = {
+    # Scores would take 256 MiB, and 64 as a mask.
+    "contrastive": (8192, 64, "yield fastqt.contrastive_loss(rows(N, 32), rows(N, 32), memory=memory)"),
+    "torch": (8192, 64, "yield fastqt.contrastive_loss(a, b, memory=memory, backend='torch')"),
+    "guide": (
+        *(8192, 128),
+        """guide = fastqt.Guide(b.detach(), c.detach())
+    yield fastqt.info_nce_loss(a, b, guide=guide)
+    yield fastqt.log_sum_exp(a, b, guide=guide)
+    guides = dict(guide_anchors=b.detach(), guide_positives=c.detach(), guide_negatives=b.detach())
+    yield fastqt.gist_embed_loss(a, b, c, **guides)""",
+    ),
+    "pairs and words": (
+        *(8192, 128),
+        """yield fastqt.simcse_loss(a, b, c, hard_negative_weight=1.0, memory=memory)
+    yield fastqt.mixcse_loss(a, b, memory=memory)
+    yield fastqt.clip_loss(a, b, scale=10.0, memory=memory)
+    yield fastqt.info_nce_loss(a, b, negatives=c, label_smoothing=0.1, memory=memory)
+    yield fastqt.siglip_loss(a, b, scale=10.0, bias=-10.0, memory=memory)
+    yield fastqt.curl_block_loss(a, b)
+    yield fastqt.max_margin_loss(a, b)
+    yield fastqt.gloss_bow_loss(a, b, torch.zeros(N), words, words, memory=memory)
+    positions, lengths = b[:1], words * 0 + 1
+    yield fastqt.gloss_pos_loss(a, positions, c, torch.zeros(N), words[:, None], lengths, memory=memory)""",
+    ),
+    "ranking": (
+        *(8192, 128),
+        """options = dict(memory=memory, hardness_strength=5.0)
+    directions = "query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"
+    hard = dict(directions=directions, hardness_mode="hard_negatives")
+    yield fastqt.multiple_negatives_ranking_loss(a, [b, c], **options, **hard)
+    yield fastqt.multiple_negatives_ranking_loss(a, [b, c], memory=memory, directions=directions[:2])
+    yield fastqt.multiple_negatives_ranking_loss(a, [b, c], **options, hardness_mode="in_batch_negatives")""",
+    ),
+    # Scores of all 2 N views would take a GiB.
+    "two views and classes": (
+        *(8192, 160),
+        """yield fastqt.dcl_loss(a, b, sigma=0.5, memory=memory)
+    yield fastqt.hcl_loss(a, b, memory=memory)
+    yield fastqt.cosface_loss(a, b, words, memory=memory)
+    yield fastqt.arcface_loss(a, b, words, memory=memory)""",
+    ),
+    # Scores would take 144 MiB, and indices of the 19 million pairs of two classes 288.
+    "labels": (
+        *(6144, 96),
+        """for classes in (2, 4096):
+        yield fastqt.supcon_loss(a, words % classes, memory=memory)
+        yield fastqt.ntxent_loss(a, words % classes, memory=memory)""",
+    ),
+    # Differences of pairs would take a GiB.
+    "whole batches": (
+        *(16384, 64),
+        """yield fastqt.cosent_loss(a, b, words)
+    yield fastqt.angle_loss(a, b, words // 2)
+    yield fastqt.spread_out_loss(a)
+    yield fastqt.similarity_distillation_loss(a, b)
+    yield fastqt.similarity_distillation_loss(a, b, candidates=c, teacher_candidates=b)""",
+    ),
+    # Scores would take a GiB.
+    "three blocks": (16384, 256, "yield fastqt.mixcse_loss(a, b, form='released', memory=memory)"),
+    # Inputs and gradients of 128 MiB, of which a normalised copy and its gradient would be as large again.
+    "cosines": (
+        *(16384, 192),
+        """candidates = rows(N, 1024)
+    yield fastqt.contrastive_loss(rows(256, 1024), candidates, normalize=True, memory=memory)
+    yield fastqt.sigmoid_loss(rows(256, 1024), candidates, normalize=True, memory=memory)""",
+    ),
+    "cosines of CLIP": (
+        4096,
+        104,
+        "yield fastqt.clip_loss(rows(N, 1024), rows(N, 1024), scale=1.0, memory=memory)",
+    ),
+    # The tokens' scores would take 256 MiB.
+    "tokens": (256, 48, "yield fastqt.maxsim_loss(rows(N, 32, 16), rows(N, 32, 16))"),
+    # Logits and their gradient would take 488 MiB each.
+    "skip-thoughts": (
+        *(16000, 128),
+        """model = fastqt.nn.SkipThoughts(N, 4, 8)
+    yield model.loss(torch.randint(N, (N // 32, 16)), torch.full((N // 32,), 16))""",
+    ),
+}
+FIXED = ("guide", "whole batches", "tokens", "skip-thoughts")  # in which no memory is given
+OFTEN = [("contrastive", "low"), ("torch", "fast"), ("cosines", "low")]
+MEASURED = [
+    *((name, "low") for name in LOSSES if name not in FIXED),
+    *((name, "fast") for name in LOSSES if name != "cosines"),
+    *((name, room) for name in ("contrastive", "torch") for room in (2**24, 2**30)),
+]
 
 
-def peak_above_inputs_and_gradients(N, D, **options):
-    """In a process of its own, in which no other test has left free memory."""
-    script = MEASURE.format(N=N, D=D, options=options)
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [pytest.param(*case, marks=() if case in OFTEN else pytest.mark.slow) for case in MEASURED],
+)
+def test_peak_memory_of_a_process(name, memory):
+    N, most, losses = LOSSES[name]
+    script = MEASURE.format(how=f"memory={memory!r}", losses=losses, N=N)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return int(run.stdout)
-
-
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-@pytest.mark.parametrize("memory", ["fast", "low", 2**24, 2**30])
-@pytest.mark.thinned(4)
-def test_peak_memory_above_inputs_and_gradients(memory, backend):
-    """At N = 8,192 the score matrix alone would take 256 MiB."""
-    assert peak_above_inputs_and_gradients(8192, 32, memory=memory, backend=backend) <= 64 * 2**20
-
-
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-@pytest.mark.slow
-def test_peak_memory_of_many_rows(backend):
-    """Where the score matrix alone would take 1 GiB."""
-    assert peak_above_inputs_and_gradients(16384, 128, backend=backend) <= 64 * 2**20
+    most += 24 if (name, memory) == ("cosines of CLIP", "fast") else 0  # of scores
+    assert float(run.stdout) <= most

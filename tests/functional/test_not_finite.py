@@ -105,7 +105,7 @@ def test_in_the_one_launch_kernel():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_in_more_problems(backend):
-    check(backend, range(1000, 11000), ALL_DTYPES)
+    check(backend, range(1000, 4000), ALL_DTYPES)
 
 
 def embeddings(*sizes, dtype=torch.float32):
@@ -201,26 +201,6 @@ def test_any_nan_is_one(payload):
     for loss in (fastqt.contrastive_loss, fastqt.sigmoid_loss):
         rows = loss(queries, candidates, torch.tensor([0, 1, 2]), diagonal="keep", reduction="none")
         assert rows.isnan().all()
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("memory", ["fast", "low"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_clip(normalize, value, memory, reduction):
-    for number in range(20):
-        chance = random.Random(number)
-        a, b = embeddings(6, 6)
-        (a if number % 2 else b)[chance.randrange(6), chance.randrange(5)] = value
-        found = []
-        for backend in ("cpu", "torch", "reference"):
-            x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
-            loss = fastqt.clip_loss(
-                x, y, scale=3.0, normalize=normalize, memory=memory, reduction=reduction, backend=backend
-            )
-            gradients = torch.autograd.grad(loss.sum(), (x, y))
-            found.append((loss.isfinite().tolist(), all(g.isfinite().all() for g in gradients)))
-        assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])

@@ -3,14 +3,19 @@
 The problems are the same in every run, because a test that fails by chance tells nobody what broke.
 """
 
+from functools import cache
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import Phase, given, seed, settings
 
 import fastqt
+from fastqt.engines import cpu
+from fastqt.functional import guided, row_cells
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
-from tests.shared.problems import DTYPES, Maker, problems
+from tests.shared.problems import ALL_DTYPES, DTYPES, Maker, Problem, problems
 
 FIXED = settings(derandomize=True, database=None, deadline=None)
 AS_DRAWN = settings(FIXED, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes here
@@ -33,6 +38,44 @@ def test_most_problems_are_valid_and_every_make_occurs():
         *(f"layout {name}" for name in ("sliced", "spread", "transposed", "one row expanded")),
         *(f"{link}, {dtype}" for link in ("softmax", "sigmoid") for dtype in ("float16", "float64")),
     }
+
+
+# What losses may have beside rows and targets, which few of the problems above have.
+MAKES = ("guide", "margin", "euclidean", "prefixes", "several row negatives", "row scores")
+
+
+@cache
+def with_make(
+    make: str, dtypes: tuple[torch.dtype, ...], count: int, without: tuple[str, ...] = ()
+) -> list[Problem]:
+    """The first problems that have something particular and are valid."""
+    drawn = (Maker(Seeded(number), dtypes).problem for number in range(5000, 9000))
+    found = (x for x in drawn if make in x.makes and not x.refusals and not set(without) & set(x.makes))
+    return [problem for problem, _ in zip(found, range(count), strict=False)]
+
+
+def check_with(make: str, backend: str, *drawn: Any) -> int:
+    """How many of such problems an engine takes, which are the oracle's, also in several chunks."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"ROOM": {"cpu": (0, 0)}, "MIN_ROWS": 4, "MIN_COLUMNS": 3}.items():
+            patched.setattr(guided, name, value)
+        patched.setattr(row_cells, "CHUNK_BYTES", 200)
+        patched.setattr(cpu, "CHUNK_BYTES", 2000)
+        patched.setattr(cpu, "MIN_CHUNK_ROWS", 1)
+        return sum(check(problem, backend) for problem in with_make(make, *drawn))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("make", MAKES)
+def test_each_engine_meets_each_make(make, backend):
+    # Beside one row negative the CPU engine has no prefixes.
+    assert check_with(make, backend, ALL_DTYPES, 80) > (20 if make == "prefixes" else 70)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", ["guide", "euclidean", "several row negatives", "row scores"])
+def test_the_triton_engine_meets_each_make(make, count):
+    assert check_with(make, "triton", tuple(DTYPES), count, ("margin", "prefixes")) > 0.6 * count
 
 
 WRONG = {
@@ -61,13 +104,6 @@ def test_what_is_slightly_wrong_is_found(what, monkeypatch):
 @settings(AS_DRAWN, max_examples=4)
 @given(problems(DTYPES))
 def test_the_triton_engine_in_some_problems(problem):
-    check(problem, "triton")
-
-
-@pytest.mark.slow
-@settings(AS_DRAWN, max_examples=20)
-@given(problems(DTYPES))
-def test_the_triton_engine_too(problem):
     check(problem, "triton")
 
 

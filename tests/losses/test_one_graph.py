@@ -61,7 +61,8 @@ def test_sizes_that_change_are_two_graphs(name):
 
 @pytest.mark.parametrize("name", OF_REFERENCE)
 def test_the_reference_is_one_graph(name):
-    check(name, torch.float32, False, graphs=1, dynamic=True, backend="reference")
+    by = {"backend": "reference", "backend_of_graph": "eager"}
+    check(name, torch.float32, False, graphs=1, dynamic=True, **by)
 
 
 def compiled(function, graphs: int, backend_of_graph: str = "aot_eager", **options):

@@ -8,17 +8,14 @@ import torch
 
 import fastqt
 from fastqt.engines import cpu, cpu_clip
-from tests.shared.draws import LAYOUTS, Draws, Seeded
-from tests.shared.loss_views import BACKENDS, by_backend, by_memory
+from tests.shared.draws import Draws, Seeded
+from tests.shared.loss_views import by_backend, by_memory
 from tests.shared.ranking_oracle import DIRECTIONS, HARDNESS, ranking, settings
 from tests.shared.ring_memory import Live
-from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, HALF_ULP, relative
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 N, D = 7, 5
 ALL = {"directions": DIRECTIONS}
-# A learnt positive's gradient is 1e-6 of the numbers that float64 subtracts for it, whose own last digit is
-# 1e-15. Problems in float32 do not lose these digits, as what is subtracted is float64 there, too.
-CONVERGED_FLOAT64 = 1e-8
 
 
 def inputs(K: int, converged: bool, n: int = N, seed: int = 0, dtype=torch.float64) -> list[torch.Tensor]:
@@ -90,19 +87,6 @@ def test_is_the_definition_without_false_negatives(K, converged):
         check(ours(given, weights, **options, backend="cpu"), wanted, tolerance, options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("converged", [False, True])
-@pytest.mark.parametrize("K", [0, 2])
-def test_is_the_definition_in_the_reference_engine(K, converged):
-    given, weights = inputs(K, converged), weights_of(N)
-    for (directions, mode), hardness in product(settings(), HARDNESS):
-        options = {"directions": directions, "partition_mode": mode, "normalize": True}
-        options |= {"hardness_mode": hardness, "hardness_strength": 0.0 if hardness is None else 2.5}
-        wanted = expected(given, weights, **options)
-        tolerance = CONVERGED_FLOAT64 if converged else FLOAT64
-        check(ours(given, weights, **options, backend="reference"), wanted, tolerance, options)
-
-
 SAMPLE = {
     "forward": {"directions": DIRECTIONS[:1]},
     "forward and queries": {"directions": DIRECTIONS[:2]},
@@ -147,17 +131,6 @@ def test_tiles_do_not_change_the_result(monkeypatch, name):
     check(ours(given, weights, **SAMPLE[name]), wanted, FLOAT64)
 
 
-@by_sample
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("K", [0, 1])
-def test_one_row_and_two(name, n, K):
-    """A single row has no others: its negatives are its own alone."""
-    given, weights = inputs(K, False, n), torch.ones(n, dtype=torch.float64)
-    for backend in BACKENDS:
-        wanted = expected(given, weights, normalize=True, **SAMPLE[name])
-        check(ours(given, weights, **SAMPLE[name], backend=backend), wanted, FLOAT64)
-
-
 def random_problem(seed: int, most: int) -> None:
     """A problem of drawn sizes, strides, dtype and options, against the oracle."""
     draws = Draws(Seeded(seed))
@@ -170,18 +143,11 @@ def random_problem(seed: int, most: int) -> None:
     if dtype is torch.float64 and draws.flag():  # which rounds less than any two similarities differ by
         options["false_negative_margin"] = draws.choice((-0.21, 0.013, 0.1))
         options["false_negative_margin_strategy"] = draws.choice(("absolute", "relative"))
-    generator = torch.Generator().manual_seed(seed)
-    given = []
-    for _ in range(K + 2):
-        layout = draws.choice(LAYOUTS[:4])
-        x = torch.randn(n * 2, width * 2, generator=generator, dtype=dtype)
-        x = {
-            "plain": lambda x: x[:n, :width].contiguous(),
-            "transposed": lambda x: x.T[: 2 * width, : 2 * n].reshape(2 * width, 2 * n)[:width, :n].T,
-            "spread": lambda x: x[::2, ::2],
-            "sliced": lambda x: x[:n, :width],
-        }[layout](x)
-        given.append(x.requires_grad_(draws.flag()))
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    given = [
+        draws.laid_out(rng.normal(size=(n, width)), dtype).detach().requires_grad_(draws.flag())
+        for _ in range(K + 2)
+    ]
     scale = torch.tensor(draws.choice((0.3, 1.0, 4.0)), dtype=dtype)
     given.append(scale.requires_grad_(draws.flag()))
     weights = torch.randn(n, generator=generator, dtype=torch.float64)
@@ -218,53 +184,6 @@ def test_random_problems(first):
 def test_many_random_problems():
     for seed in range(100, 1100):
         random_problem(seed, 40)
-
-
-@pytest.mark.parametrize("converged", [False, True])
-@by_sample
-def test_float32_is_as_near_to_the_truth_as_eager_pytorch(name, converged):
-    options, errors = SAMPLE[name], {"ours": [], "eager": []}
-    weights = torch.ones(N)
-    for seed in range(48):
-        given = inputs(1, converged, seed=seed, dtype=torch.float32)
-        wanted = expected(given, weights, normalize=True, **options)
-        for kind, found in (("ours", ours(given, weights, **options)), ("eager", eager(given, options))):
-            # Relative to the truth of the seed: learnt pairs differ by orders of magnitude between seeds.
-            errors[kind].append(
-                [
-                    np.linalg.norm(a.double().numpy() - b) / np.linalg.norm(b)
-                    for a, b in zip(found, wanted, strict=True)
-                ]
-            )
-    a, b = (np.mean(x, 0) for x in errors.values())
-    assert (a <= EAGER_FACTOR * b + 4 * HALF_ULP[torch.float32]).all(), (a, b)
-
-
-def eager(given: list[torch.Tensor], options: dict) -> list[torch.Tensor]:
-    """The usual formula of one row each, in the dtype of the inputs."""
-    q, *documents, scale = given
-    unit = [torch.nn.functional.normalize(x, dim=1) for x in (q, *documents)]
-    q, d, columns = unit[0], unit[1], torch.cat(unit[1:])
-    eye = torch.eye(len(q), dtype=torch.bool)
-    own = eye.repeat(1, len(documents))
-    cosines = q @ columns.T
-    cells = ~own
-    if options.get("hardness_mode") == "hard_negatives":
-        cells = own & (torch.arange(len(columns)) >= len(q))
-    strength = options.get("hardness_strength", 0.0)
-    scores = {"query_to_doc": scale * cosines + strength * cells * cosines.detach()}
-    scores["query_to_query"] = (scale * q @ q.T).masked_fill(eye, -torch.inf)
-    scores["doc_to_query"] = scale * d @ q.T
-    scores["doc_to_doc"] = (scale * d @ columns.T).masked_fill(own, -torch.inf)
-    if "false_negative_margin" in options:
-        most = (q * d).sum(1, keepdim=True).detach() + options["false_negative_margin"]
-        others = {"query_to_doc": ~(own & (torch.arange(len(columns)) < len(q))), "doc_to_query": ~eye}
-        for name, x in scores.items():
-            scores[name] = x.masked_fill((x / scale > most) & others.get(name, True), -torch.inf)
-    taken = [scores[name] for name in options["directions"]]
-    sums = [torch.cat(taken, 1)] if options.get("partition_mode", "joint") == "joint" else taken
-    loss = sum(x.logsumexp(1) for x in sums) / len(sums) - scores["query_to_doc"].diagonal()
-    return [loss.detach(), *torch.autograd.grad(loss.sum(), given)]
 
 
 def test_number_of_products(monkeypatch):
@@ -307,99 +226,22 @@ def test_peak_memory_has_no_matrix(name):
     assert peak(name, n) < 4 * n * n / 2 < peak(name, n, backend="reference")
 
 
-def test_backward_runs_twice_and_double_backward_is_refused():
-    given = inputs(1, False)
-    queries, *documents, scale = given
-    loss = fastqt.multiple_negatives_ranking_loss(queries, documents, scale=scale, **ALL)
-    first = torch.autograd.grad(loss, given, retain_graph=True)
-    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(loss, given), strict=True))
-    loss = fastqt.multiple_negatives_ranking_loss(queries, documents, scale=scale, **ALL)
-    with pytest.raises(RuntimeError, match="multiple_negatives_ranking_loss is differentiable once"):
-        torch.autograd.grad(loss, queries, create_graph=True)
-    loss = fastqt.multiple_negatives_ranking_loss(queries, documents, scale=scale, backend="reference", **ALL)
-    (g,) = torch.autograd.grad(loss, scale, create_graph=True)
-    assert torch.isfinite(torch.autograd.grad(g, scale)[0])
-
-
-def of_four(name):
-    def loss(queries, positives, negatives, scale):
-        documents = [positives, negatives]
-        return fastqt.multiple_negatives_ranking_loss(queries, documents, scale=scale, **SAMPLE[name])
-
-    return loss
-
-
-@by_sample
-def test_torch_func(name):
-    given, loss = inputs(1, False), of_four(name)
-    wanted = torch.autograd.grad(loss(*given), given)
-    found = torch.func.grad(loss, argnums=(0, 1, 2, 3))(*(x.detach() for x in given))
-    assert max(relative(a, b) for a, b in zip(found, wanted, strict=True)) < FLOAT64
-    batches = [torch.stack([x.detach(), x.detach() * 0.9]) for x in given]
-    found = torch.func.vmap(loss)(*batches)
-    wanted = torch.stack([loss(*(x[i] for x in batches)) for i in range(2)])
-    assert relative(found, wanted) < FLOAT64
-
-
-@pytest.mark.slow
-@by_sample
-def test_torch_compile(name):
-    given, loss = inputs(1, False), of_four(name)
-    wanted = torch.autograd.grad(loss(*given), given)
-    torch.compiler.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*given)
-    found = torch.autograd.grad(compiled, given)
-    assert max(relative(a, b) for a, b in zip(found, wanted, strict=True)) < FLOAT64
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_and_autocast_are_near(dtype):
-    given = inputs(1, False, dtype=torch.float32)
-    queries, *documents, scale = given
-    wanted = expected(given, torch.full((N,), 1 / N), normalize=True, **ALL)
-    with torch.autocast("cpu", dtype):
-        loss = fastqt.multiple_negatives_ranking_loss(queries, documents, scale=scale, **ALL)
-    assert loss.dtype is torch.float32
-    loss.backward()
-    halves = [x.detach().to(dtype).requires_grad_() for x in (queries, *documents)]
-    of_halves = fastqt.multiple_negatives_ranking_loss(halves[0], halves[1:], scale=3.0, **ALL)
-    of_halves.backward()
-    for found in (loss, of_halves):
-        assert abs(found.item() - wanted[0].mean()) < 0.02
-    for x, half, g in zip(given, halves, wanted[1:], strict=False):
-        assert relative(x.grad, g) < 0.03
-        assert half.grad.dtype is dtype
-        assert relative(half.grad, g) < 0.03
-
-
 X = torch.randn(4, 3)
 REFUSED = [
     ({"directions": "query_to_doc"}, TypeError, "directions: want a sequence of names, got 'query_to_doc'"),
-    (
-        {"directions": ("query_to_doc", "up")},
-        ValueError,
-        "directions: want one of 'query_to_doc', .* got 'up'",
-    ),
+    ({"directions": ("query_to_doc", "up")}, ValueError, "directions: want one of 'query_to_doc', .* got"),
     ({"directions": ("doc_to_doc",)}, ValueError, "directions: want 'query_to_doc' among them"),
-    (
-        {"partition_mode": "all"},
-        ValueError,
-        "partition_mode: want one of 'joint', 'per_direction', got 'all'",
-    ),
+    ({"partition_mode": "all"}, ValueError, "partition_mode: want one of 'joint', 'per_direction', got"),
     (
         {"directions": ("query_to_doc", "query_to_query"), "partition_mode": "per_direction"},
         ValueError,
         "partition_mode: want 'joint' with 'query_to_query'",
     ),
-    ({"false_negative_margin": "much"}, TypeError, "false_negative_margin: want a number, got str"),
     (
         {"false_negative_margin_strategy": "soft", "directions": ALL["directions"]},
         ValueError,
         "false_negative_margin_strategy: want one of",
     ),
-    ({"hardness_mode": "soft"}, ValueError, "hardness_mode: want one of"),
-    ({"hardness_strength": -1.0}, ValueError, "hardness_strength: want a number >= 0, got -1.0"),
-    ({"hardness_strength": "much"}, TypeError, "hardness_strength: want a number"),
     (
         {"hardness_strength": 1e308, "hardness_mode": "all_negatives"},
         ValueError,
@@ -410,10 +252,6 @@ REFUSED = [
         ValueError,
         r"hardness_strength: want at most 3.403e\+38 together with the scale, which is 1e\+38, got 3e\+38",
     ),
-    ({"scale": 0.0}, ValueError, "scale: want a positive number"),
-    ({"normalize": 1}, TypeError, "normalize: want True or False"),
-    ({"reduction": "max"}, ValueError, "reduction: want one of"),
-    ({"memory": "none"}, ValueError, "memory: want one of"),
     ({"documents": []}, ValueError, "documents: want at least the positives"),
     ({"documents": 3}, TypeError, "documents: want a tensor or a sequence of them, got int"),
     ({"documents": X[:3]}, ValueError, "documents: want a row for each of the 4 rows"),
@@ -427,13 +265,3 @@ REFUSED = [
 def test_what_is_refused(options, kind, message):
     with pytest.raises(kind, match=f"^{message}"):
         fastqt.multiple_negatives_ranking_loss(X, **{"documents": X, **options})
-
-
-def test_the_module_refuses_options_when_it_is_made():
-    module = fastqt.nn.MultipleNegativesRankingLoss(**ALL, learn_scale=True)
-    assert module(X, [X, X]).requires_grad
-    for options, kind, message in REFUSED:
-        known_without_a_batch = "documents" not in options and "float32" not in message
-        if known_without_a_batch and options.get("scale") is None:
-            with pytest.raises(kind, match=f"^{message}"):
-                fastqt.nn.MultipleNegativesRankingLoss(**options)

@@ -45,19 +45,6 @@ def test_two_batches_before_their_backward_passes():
     assert distance(gradients_of(model), wanted) <= FLOAT64
 
 
-def test_a_gradient_scaler_in_a_loop_of_ones_own():
-    model, x = encoder(dtype=torch.float32), batch(dtype=torch.float32)
-    cached = CachedContrastive(model, lambda z: z.square().mean(), chunk_size=4)
-    found = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
-        model.zero_grad()
-        torch.manual_seed(3)
-        loss = cached(x)
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        found.append(gradients_of(model))
-    assert all(torch.equal(a * 2**10, b) for a, b in zip(*found, strict=True))
-
-
 def test_arguments_of_the_loss_belong_to_the_call():
     model, x, documents = encoder(0.0), batch(), torch.arange(11) // 4
     cached = CachedContrastive([model] * 2, fastqt.nn.ContrastiveLoss(), chunk_size=4)
@@ -65,15 +52,6 @@ def test_arguments_of_the_loss_belong_to_the_call():
     found = cached(x, x, document_ids=documents)
     wanted = fastqt.contrastive_loss(z, z, document_ids=documents)
     assert distance([found.detach()], [wanted.detach()]) <= FLOAT64
-
-
-def test_evaluation_keeps_no_graph():
-    model, x = encoder(), batch()
-    cached = CachedContrastive([model] * 2, fastqt.simcse_loss, chunk_size=4).eval()
-    with torch.no_grad():
-        loss = cached(x, x)
-    assert not loss.requires_grad
-    assert distance([loss], [fastqt.simcse_loss(model(x), model(x)).detach()]) <= FLOAT64
 
 
 def test_a_frozen_encoder_and_no_trained_one():
@@ -174,20 +152,7 @@ def test_an_error_of_the_second_pass_leaves_the_generators_as_they_were():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"loss": 3}, TypeError, "loss: want a function of embeddings, got int"),
-        ({"chunk_size": 0}, ValueError, "chunk_size: want at least 1"),
-        ({"check": "last"}, ValueError, "check: want one of"),
-    ],
-)
-def test_wrong_options_are_refused_when_the_module_is_made(options, kind, message):
-    with pytest.raises(kind, match=message):
-        CachedContrastive(nn.Identity(), **{"loss": fastqt.simcse_loss, **options})
-
-
-def test_what_a_print_shows():
-    assert "chunk_size=8, check='never'" in repr(
-        CachedContrastive(encoder(), fastqt.simcse_loss, chunk_size=8, check="never")
-    )
+def test_wrong_options_are_refused_when_the_module_is_made():
+    for option, value in {"loss": 3, "chunk_size": 0, "check": "last"}.items():
+        with pytest.raises((TypeError, ValueError), match=f"^{option}: want"):
+            CachedContrastive(nn.Identity(), **{"loss": fastqt.simcse_loss, option: value})

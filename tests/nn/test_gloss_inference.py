@@ -8,7 +8,7 @@ import torch
 from fastqt.nn import Gloss, gloss_inference
 from fastqt.nn.gloss_inference import CPU_ROWS, Inference
 from tests.shared.gloss_oracle import Oracle
-from tests.shared.small_gloss import DECODERS, D, L, N, model, sentences
+from tests.shared.small_gloss import DECODERS, L, N, model, sentences
 from tests.shared.tolerances import FLOAT64, relative
 
 
@@ -49,13 +49,6 @@ def test_overshooting_steps_are_undone(decoder):
         assert (after <= before * (1 + FLOAT64)).all()
     wild = gloss.infer(tokens, lengths, steps=21, safeguard=False)
     assert gloss.loss(wild, tokens, lengths) > 2 * losses[-1].mean()
-
-
-def test_encode_is_inference_with_default_options():
-    gloss, (tokens, lengths) = model("bow"), sentences()
-    raw = gloss.encode(tokens, lengths, normalize=False)
-    assert torch.equal(raw, gloss.infer(tokens, lengths, steps=250, learning_rate=1.0, seed=0))
-    assert relative(gloss.encode(tokens, lengths), raw / raw.norm(dim=1, keepdim=True)) < FLOAT64
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -132,20 +125,6 @@ def test_a_sentence_has_the_same_bits_in_every_batch(decoder, safeguard):
         assert torch.equal(inferred(rows), together[rows])
 
 
-def test_a_batch_of_512():
-    gloss, (tokens, lengths) = wide_model("pos"), wide_sentences(512)
-    together = gloss.infer(tokens, lengths, steps=10)
-    for row in (0, 100, 511):
-        own = slice(row, row + 1)
-        assert torch.equal(gloss.infer(tokens[own], lengths[own], steps=10), together[own])
-
-
-def test_no_sentence_has_no_vector():
-    for decoder in DECODERS:
-        empty = torch.empty(0, 3, dtype=torch.int64)
-        assert model(decoder).infer(empty, empty[:, 0]).shape == (0, D)
-
-
 def test_a_sentence_beyond_the_factored_algorithm_changes_no_other(monkeypatch):
     """Words below 6 pull z to where the scores of sentence and position are too far apart for products."""
     gloss = model("pos")
@@ -195,7 +174,6 @@ def test_the_attribute_says_how_vectors_are_found():
         ({"steps": -1}, ValueError, "steps: want at least 0, got -1"),
         ({"steps": 2.5}, TypeError, "steps: want an integer, got 2.5"),
         ({"learning_rate": 0.0}, ValueError, r"learning_rate: want a positive number, got 0\.0"),
-        ({"learning_rate": float("nan")}, ValueError, "learning_rate: want a finite number, got nan"),
         ({"safeguard": "no"}, TypeError, "safeguard: want True or False, got 'no'"),
     ],
 )

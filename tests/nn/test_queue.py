@@ -9,12 +9,10 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fastqt
 from fastqt.nn import Queue
-from tests.shared.loss_views import check, cosines, views
-from tests.shared.tolerances import FLOAT64
+from tests.shared.loss_views import check, views
 
 N, D, SCALE = 6, 5, 4.0
 DOUBLE = {"dtype": torch.float64}
@@ -63,93 +61,24 @@ def test_stores_rows_without_their_graphs():
     assert graph() is None
 
 
-def test_empty_at_first_it_is_given_as_negatives_from_the_first_step():
-    queue, held = Queue(9, D, **DOUBLE), torch.zeros(0, D, dtype=torch.float64)
-    scale = torch.tensor(SCALE, dtype=torch.float64, requires_grad=True)
-    for seed in range(5):
-        q, c = (x.requires_grad_() for x in batches(N, N, seed=seed))
-        loss = fastqt.info_nce_loss(q, c, scale=scale, negatives=queue.embeddings)
-        scores = scale * cosines(q, torch.cat([c, held]))
-        check(loss, F.cross_entropy(scores, torch.arange(N)), [q, c, scale])
-        queue.enqueue(c)
-        held = torch.cat([held, c.detach()])[-9:]
-    assert as_set(queue.embeddings) == as_set(held)
-
-
 @pytest.mark.parametrize("noise", [0.01, 1.0])
 def test_moco(noise):
-    """Momentum contrast beside a training that joins each query's own key and the last keys by hand.
+    """A query's candidates are its own key and the last keys, of which there are none at first.
 
-    A query's candidates are its own key and the queue. The other keys of the batch are taken out by groups.
+    The other keys of the batch are taken out by groups.
     """
-
-    def trained(loss_of, enqueue):
-        torch.manual_seed(0)
-        encoder = torch.nn.Linear(D, D, dtype=torch.float64)
-        of_keys = AveragedModel(encoder, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
-        found = []
-        for seed in range(6):
-            x, more = batches(N, N, seed=seed)
-            of_keys.update_parameters(encoder)
-            with torch.no_grad():
-                keys = F.normalize(of_keys(x + noise * more))
-            loss = loss_of(F.normalize(encoder(x)), keys)
-            enqueue(keys)
-            optimizer.zero_grad()
-            loss.backward()
-            found += [loss.detach(), *(p.grad.clone() for p in encoder.parameters())]
-            optimizer.step()
-        return found
-
-    queue, held = Queue(15, D, **DOUBLE), [torch.zeros(0, D, dtype=torch.float64)]
-
-    def ours(q, keys):
-        own = torch.zeros(N, dtype=torch.int64)
-        return fastqt.contrastive_loss(
-            *(q, keys, fastqt.Diagonal()),
-            diagonal="keep",
-            query_groups=own,
-            candidate_groups=own,
-            scale=20.0,
-            negatives=queue.embeddings,
-        )
-
-    def by_hand(q, keys):
-        scores = 20 * torch.cat([(q * keys).sum(1, keepdim=True), q @ held[0].T], 1)
-        return F.cross_entropy(scores, torch.zeros(N, dtype=torch.int64))
-
-    wanted = trained(by_hand, lambda keys: held.__setitem__(0, torch.cat([held[0], keys])[-15:]))
-    for x, y in zip(trained(ours, queue.enqueue), wanted, strict=True):
-        torch.testing.assert_close(x, y, rtol=FLOAT64, atol=FLOAT64)
-
-
-def supervised(q, c, labels, candidate_labels):
-    """Of labels' other rows in c: the cross-entropy with each, averaged."""
-    same = (labels[:, None] == candidate_labels).double()
-    logs = (SCALE * cosines(q, c)).log_softmax(1)
-    return -(same * logs).sum(1) / same.sum(1)
-
-
-def test_labels_say_which_rows_are_positives():
-    """Cross-batch memory: the rows of a query's label, of this batch and of those before, are its targets."""
-    queue = Queue(20, D, labels=True, **DOUBLE)
-    for seed in range(3):
-        labels = torch.arange(N) % 3
-        queue.enqueue(*batches(N, seed=seed), labels)
-    (q,) = views(N)
-    same = (labels[:, None] == queue.labels).double()
-    loss = fastqt.contrastive_loss(
-        q,
-        queue.embeddings,
-        same / same.sum(1, keepdim=True),
-        diagonal="keep",
-        scale=SCALE,
-        normalize=True,
-        reduction="none",
-    )
-    entropy = same.sum(1).log()
-    check(loss + entropy, supervised(q, queue.embeddings, labels, queue.labels), [q])
+    queue, held = Queue(15, D, **DOUBLE), torch.zeros(0, D, **DOUBLE)
+    own = torch.zeros(N, dtype=torch.int64)
+    options = {"diagonal": "keep", "scale": 20.0, "query_groups": own, "candidate_groups": own}
+    for seed in range(6):
+        x, more = batches(N, N, seed=seed)
+        q, keys = F.normalize(x).requires_grad_(), F.normalize(x + noise * more)
+        loss = fastqt.contrastive_loss(q, keys, fastqt.Diagonal(), negatives=queue.embeddings, **options)
+        scores = 20 * torch.cat([(q * keys).sum(1, keepdim=True), q @ held.T], 1)
+        check(loss, F.cross_entropy(scores, own), [q])
+        queue.enqueue(keys)
+        held = torch.cat([held, keys])[-15:]
+    assert as_set(queue.embeddings) == as_set(held)
 
 
 @pytest.mark.parametrize(
@@ -206,20 +135,12 @@ def filled(rows, **options):
     ("name", "value", "message"),
     [
         ("enqueued", torch.tensor(-3), r"want how many rows were enqueued, from 0 to 2\*\*62, got -3"),
-        (
-            "enqueued",
-            torch.tensor(2**63 - 1),
-            r"want how many rows were enqueued, .*, got 9223372036854775807",
-        ),
+        ("enqueued", torch.tensor(2**63 - 1), "want how many rows were enqueued, .*, got"),
         ("enqueued", torch.tensor(2.5), "want dtype torch.int64, got torch.float32"),
-        ("enqueued", torch.tensor(True), "want dtype torch.int64, got torch.bool"),
         ("enqueued", torch.tensor([2, 1]), r"want shape \(\), got \(2,\)"),
-        ("enqueued", 2, "want a tensor, got 2"),
         ("rows", torch.zeros(5, D), r"want shape \(4, 5\), got \(5, 5\)"),
-        ("rows", torch.zeros(4, D + 1), r"want shape \(4, 5\), got \(4, 6\)"),
         ("rows", torch.zeros(4, D).long(), "want a floating-point dtype of 16 to 64 bits, got torch.int64"),
         ("row_labels", torch.zeros(3).long(), r"want shape \(4,\), got \(3,\)"),
-        ("row_labels", torch.zeros(4), "want dtype torch.int64, got torch.float32"),
         ("row_labels", None, "Missing key"),
     ],
 )
@@ -271,32 +192,10 @@ def test_copies_go_on_by_themselves(copied):
     assert twin.filled == 4
 
 
-def test_moves_with_its_module():
-    model = torch.nn.Sequential(torch.nn.Linear(D, D), Queue(4, D, labels=True)).double()
-    rows = batches(3)[0]
-    model[1].enqueue(rows, torch.arange(3))
-    assert torch.equal(model[1].embeddings, rows)
-    assert {x.device.type for x in Queue(4, D, labels=True, device="meta").buffers()} == {"meta"}
-    assert repr(model[1]) == "Queue(4, 5, dtype=torch.float64, labels=True)"
-
-
 def step(queue, q, c):
     loss = fastqt.info_nce_loss(q, c, negatives=queue.embeddings)
     queue.enqueue(c)
     return loss
-
-
-@pytest.mark.slow
-def test_a_step_compiles_while_the_queue_fills():
-    torch._dynamo.reset()
-    queue, twin = Queue(8, D), Queue(8, D)
-    compiled = torch.compile(step, backend="aot_eager")
-    for seed in range(5):
-        q, c = (x.float().requires_grad_() for x in batches(3, 3, seed=seed))
-        found, wanted = compiled(queue, q, c), step(twin, q, c)
-        for x, y in zip(torch.autograd.grad(found, (q, c)), torch.autograd.grad(wanted, (q, c)), strict=True):
-            torch.testing.assert_close(x, y)
-        assert torch.equal(queue.embeddings, twin.embeddings)
 
 
 @pytest.mark.slow
@@ -322,27 +221,11 @@ def test_a_step_compiles():
 ROWS = torch.randn(3, D)
 REFUSED = {
     "size": (lambda: Queue(0, D), ValueError, "size: want at least 1, got 0"),
-    "width": (lambda: Queue(4, 2.0), TypeError, "width: want an integer, got 2.0"),
     "dtype": (lambda: Queue(4, D, dtype=torch.int64), TypeError, "dtype: want a floating-point dtype"),
-    "labels of a queue": (lambda: Queue(4, D, labels=1), TypeError, "labels: want True or False, got 1"),
     "shape": (lambda: Queue(4, D).enqueue(ROWS[:, :4]), ValueError, r"want shape \(n, 5\), got \(3, 4\)"),
-    "rank": (
-        lambda: Queue(4, D).enqueue(ROWS[0]),
-        ValueError,
-        r"embeddings: want shape \(n, 5\), got \(5,\)",
-    ),
     "integers": (lambda: Queue(4, D).enqueue(ROWS.long()), TypeError, "embeddings: want a floating-point"),
-    "list": (lambda: Queue(4, D).enqueue([1.0]), TypeError, "embeddings: want a tensor, got list"),
-    "device": (
-        lambda: Queue(4, D, device="meta").enqueue(ROWS),
-        ValueError,
-        "embeddings: want device meta as the queue, got cpu",
-    ),
-    "no labels": (
-        lambda: Queue(4, D, labels=True).enqueue(ROWS),
-        ValueError,
-        "labels: want a label for each row, as the queue has labels, got None",
-    ),
+    "device": (lambda: Queue(4, D, device="meta").enqueue(ROWS), ValueError, "embeddings: want device meta"),
+    "no labels": (lambda: Queue(4, D, labels=True).enqueue(ROWS), ValueError, "labels: want a label for"),
     "labels": (
         lambda: Queue(4, D).enqueue(ROWS, torch.arange(3)),
         ValueError,
@@ -371,9 +254,6 @@ def test_refuses(name):
     call, kind, message = REFUSED[name]
     with pytest.raises(kind, match=message):
         call()
-
-
-def test_what_is_refused_changes_nothing():
     queue = Queue(4, D, labels=True)
     with pytest.raises(ValueError, match="labels: want 3"):
         queue.enqueue(ROWS, torch.arange(2))

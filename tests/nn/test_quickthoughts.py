@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastqt.nn import BagOfWords, Combine, CombinedQuickThoughts, GRUEncoder, QuickThoughts
+from fastqt.nn import BagOfWords, CombinedQuickThoughts, GRUEncoder, QuickThoughts
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 0, 0], [0, 0, 0]])
 LENGTHS = torch.tensor([3, 2, 1, 0])
@@ -13,16 +13,6 @@ LENGTHS = torch.tensor([3, 2, 1, 0])
 def model() -> QuickThoughts:
     torch.manual_seed(0)
     return QuickThoughts(GRUEncoder(10, 4, 6), GRUEncoder(10, 4, 6))
-
-
-def test_queries_and_candidates_have_their_own_encoders():
-    qt = model()
-    queries, candidates = qt(TOKENS, LENGTHS)
-    assert torch.equal(queries, qt.query_encoder(TOKENS, LENGTHS))
-    assert torch.equal(candidates, qt.candidate_encoder(TOKENS, LENGTHS))
-    assert not torch.allclose(queries, candidates)
-    (queries * candidates).sum().backward()
-    assert all(parameter.grad is not None for parameter in qt.parameters())
 
 
 def test_encode_concatenates_both_vectors():
@@ -37,23 +27,6 @@ def test_encode_concatenates_both_vectors():
         torch.testing.assert_close(half[:3].norm(dim=1), torch.ones(3))
         torch.testing.assert_close(half[:3] * wanted[:3].norm(dim=1, keepdim=True), wanted[:3])
         assert (half[3] == 0).all()  # an empty sentence
-
-
-def test_encode_of_a_single_sentence():
-    qt = model()
-    assert qt.encode(TOKENS[:1], LENGTHS[:1]).shape == (1, 12)
-    torch.testing.assert_close(qt.encode(TOKENS[:1], LENGTHS[:1])[0], qt.encode(TOKENS, LENGTHS)[0])
-
-
-def test_separately_trained_models_can_be_combined():
-    one, other = model(), model()
-    both = QuickThoughts(
-        Combine(one.query_encoder, other.query_encoder),
-        Combine(one.candidate_encoder, other.candidate_encoder),
-    )
-    queries, _ = both(TOKENS, LENGTHS)
-    assert torch.equal(queries, torch.cat([one(TOKENS, LENGTHS)[0], other(TOKENS, LENGTHS)[0]], dim=1))
-    assert both.embedding_dim == 24
 
 
 def test_encoders_of_different_width_raise():

@@ -23,6 +23,7 @@ from tests.shared.hidden_modules import HIDDEN, Trainer
 from tests.shared.small_encoders import WIDTH, batch, distance, encoded_in_chunks, encoder, gradients_of
 
 CHUNK = 4
+Found = list[tuple[float, list[float]]]
 
 
 class Centred(nn.Module):
@@ -85,12 +86,18 @@ def loss(*embeddings: Tensor) -> Tensor:
     return fastqt.info_nce_loss(embeddings[0], embeddings[-1])
 
 
-def plain(modules: Sequence[nn.Module], encoders: Sequence[Callable], x: Tensor, seed: int) -> list[Tensor]:
+def plain(
+    modules: Sequence[nn.Module],
+    encoders: Sequence[Callable],
+    x: Tensor,
+    seed: int,
+    of_rank: Callable[..., Tensor] = loss,
+) -> list[Tensor]:
     """The gradients of modules after a plain step without DDP, averaged over ranks."""
     for module in modules:
         module.zero_grad()
     torch.manual_seed(seed)
-    loss(*(encoded_in_chunks(call, x, CHUNK) for call in encoders)).backward()
+    of_rank(*(encoded_in_chunks(call, x, CHUNK) for call in encoders)).backward()
     gradients = gradients_of(*modules)
     for g in gradients:
         dist.all_reduce(g.div_(dist.get_world_size()))
@@ -104,81 +111,62 @@ def rows_here(rows: Sequence[int]) -> Tensor:
     return batch(rows[rank], seed=rank)
 
 
-def two_views(rows: Sequence[int], form: str, options: dict[str, Any]) -> list[tuple[float, list[float]]]:
-    """Three steps of SimCSE: DDP makes other buckets in the second one."""
-    module, reductions, found = Centred(), Reductions(), []
-    ddp, x = reductions.wrap(module, **options), rows_here(rows)
-    box = [ddp]
-    hidden = [lambda t: box[0](t)] * 2
+def compared(
+    modules: Sequence[nn.Module],
+    encoders: Sequence[Callable],
+    x: Tensor,
+    reductions: Reductions,
+    step: Callable[[], Any],
+    of_rank: Callable[..., Tensor] = loss,
+) -> Found:
+    """Three steps: DDP makes other buckets in the second one."""
+    found = []
     for seed in range(3):
-        wanted = plain([module], [module] * 2, x, seed)
+        wanted = plain(modules, encoders, x, seed, of_rank)
         torch.manual_seed(seed)
-        if form == "module":
-            fastqt.nn.CachedContrastive([ddp] * 2, loss, chunk_size=CHUNK)(x, x).backward()
-        elif form == "module that is wrapped later":
-            model = fastqt.nn.CachedContrastive([module] * 2, loss, chunk_size=CHUNK)
+        step()
+        found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
+    return found
+
+
+def two_views(rows: Sequence[int], form: str, options: dict[str, Any]) -> Found:
+    """SimCSE, of which DDP is given in several forms."""
+    module, reductions, x = Centred(), Reductions(), rows_here(rows)
+    ddp = reductions.wrap(module, **options)
+    box = [ddp]
+
+    def step() -> None:
+        if form.startswith("module"):
+            later = form == "module that is wrapped later"
+            model = fastqt.nn.CachedContrastive([module if later else ddp] * 2, loss, chunk_size=CHUNK)
             model.encoders[0] = ddp
             model(x, x).backward()
-        elif form == "function":
-            fastqt.cached_backward([lambda t: ddp(t)] * 2, [x, x], loss, chunk_size=CHUNK)
-        elif form in HIDDEN:
-            fastqt.cached_backward([HIDDEN[form](ddp)] * 2, [x, x], loss, chunk_size=CHUNK)
-        elif form == "given":
-            fastqt.cached_backward(hidden, [x, x], loss, chunk_size=CHUNK, ddp=ddp)
-        else:
-            fastqt.cached_backward([ddp] * 2, [x, x], loss, chunk_size=CHUNK, check="always")
-        found.append((distance(gradients_of(module), wanted), reductions.of(module)))
-    return found
+            return
+        given: dict[str, Any] = {"ddp": ddp} if form == "given" else {"check": "always"}
+        forms = {"given": lambda t: box[0](t), "function": lambda t: ddp(t), "call": ddp}
+        call = HIDDEN[form](ddp) if form in HIDDEN else forms[form]
+        fastqt.cached_backward([call] * 2, [x, x], loss, chunk_size=CHUNK, **given)
+
+    return compared([module], [module] * 2, x, reductions, step)
 
 
-def two_towers(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
-    """Each tower has a DDP of its own, and the first has a chunk more."""
-    modules, reductions, found = [Centred(), Centred(0.1)], Reductions(), []
-    towers, x = [reductions.wrap(module) for module in modules], rows_here(rows)
-    for seed in range(3):
-        wanted = plain(modules, modules, x, seed)
-        torch.manual_seed(seed)
-        fastqt.cached_backward(towers, [x, x], loss, chunk_size=CHUNK)
-        found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
-    return found
-
-
-def two_towers_of_an_object(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
-    """An object holds both towers, and has a method for each."""
-    modules, reductions, found = [Centred(), Centred(0.1)], Reductions(), []
-    wrapped, x = [reductions.wrap(module) for module in modules], rows_here(rows)
-    trainer = Trainer(*wrapped)
-    for seed in range(2):
-        wanted = plain(modules, modules, x, seed)
-        torch.manual_seed(seed)
-        towers = [trainer.encode, trainer.encode_other]
-        fastqt.cached_backward(towers, [x, x], loss, chunk_size=CHUNK, ddp=wrapped)
-        found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
-    return found
-
-
-def unused_tower(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
-    """The second tower's embeddings are not used, on one rank alone."""
-    modules, reductions, found = [Centred(), Centred(0.1)], Reductions(), []
-    towers, x = [reductions.wrap(module) for module in modules], rows_here(rows)
+def two_towers(rows: Sequence[int], form: str) -> Found:
+    """Each tower has a DDP of its own; an object may hold both, and one rank's loss not use the second."""
+    modules, reductions, x = [Centred(), Centred(0.1)], Reductions(), rows_here(rows)
+    towers: list[Any] = [reductions.wrap(module) for module in modules]
+    given: dict[str, Any] = {}
+    if form == "of an object":
+        trainer = Trainer(*towers)
+        given, towers = {"ddp": towers}, [trainer.encode, trainer.encode_other]
 
     def some(a: Tensor, b: Tensor) -> Tensor:
-        return loss(a, b) if dist.get_rank() else loss(a, b.detach())
+        unused = form == "unused on one rank" and not dist.get_rank()
+        return loss(a, b.detach() if unused else b)
 
-    for seed in range(2):
-        for module in modules:
-            module.zero_grad()
-        torch.manual_seed(seed)
-        some(*(encoded_in_chunks(module, x, CHUNK) for module in modules)).backward()
-        wanted = gradients_of(*modules)
-        for g in wanted:
-            dist.all_reduce(g.div_(dist.get_world_size()))
-        for module in modules:
-            module.zero_grad()
-        torch.manual_seed(seed)
-        fastqt.cached_backward(towers, [x, x], some, chunk_size=CHUNK)
-        found.append((distance(gradients_of(*modules), wanted), reductions.of(*modules)))
-    return found
+    def step() -> None:
+        fastqt.cached_backward(towers, [x, x], some, chunk_size=CHUNK, **given)
+
+    return compared(modules, modules, x, reductions, step, some)
 
 
 class TwoTowers(nn.Module):
@@ -192,19 +180,17 @@ class TwoTowers(nn.Module):
         return self.first(first) if second is None else self.second(second)
 
 
-def two_towers_in_one_module(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
-    module, reductions, found = TwoTowers(), Reductions(), []
-    ddp, x = reductions.wrap(module, find_unused_parameters=True), rows_here(rows)
-    for seed in range(3):
-        wanted = plain([module], [module.first, module.second], x, seed)
-        torch.manual_seed(seed)
-        inputs = [{"first": x}, {"second": x}]
-        fastqt.cached_backward([ddp] * 2, inputs, loss, chunk_size=CHUNK)
-        found.append((distance(gradients_of(module), wanted), reductions.of(module)))
-    return found
+def two_towers_in_one_module(rows: Sequence[int]) -> Found:
+    module, reductions, x = TwoTowers(), Reductions(), rows_here(rows)
+    ddp = reductions.wrap(module, find_unused_parameters=True)
+
+    def step() -> None:
+        fastqt.cached_backward([ddp] * 2, [{"first": x}, {"second": x}], loss, chunk_size=CHUNK)
+
+    return compared([module], [module.first, module.second], x, reductions, step)
 
 
-def accumulated(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+def accumulated(rows: Sequence[int]) -> Found:
     """Two batches, the first within no_sync()."""
     module, reductions, found = Centred(), Reductions(), []
     ddp, x = reductions.wrap(module), rows_here(rows)
@@ -219,8 +205,8 @@ def accumulated(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
     return found
 
 
-def raised(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
-    """A step after one in which the encoder raised in the second pass."""
+def raised(rows: Sequence[int]) -> Found:
+    """Steps after one in which the encoder raised in the second pass."""
     module, reductions = Centred(), Reductions()
     ddp, x, calls = reductions.wrap(module), rows_here(rows), []
 
@@ -237,10 +223,8 @@ def raised(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
     else:
         raise AssertionError("the error of the encoder was lost")
     assert reductions.of(module) == [0]
-    wanted = plain([module], [module] * 2, x, 1)
-    torch.manual_seed(1)
-    fastqt.cached_backward([ddp] * 2, [x, x], loss, chunk_size=CHUNK)
-    return [(distance(gradients_of(module), wanted), reductions.of(module))]
+    step = lambda: fastqt.cached_backward([ddp] * 2, [x, x], loss, chunk_size=CHUNK)  # noqa: E731
+    return compared([module], [module] * 2, x, reductions, step)
 
 
 def refused() -> list[str]:
@@ -258,7 +242,7 @@ def refused() -> list[str]:
     return found
 
 
-def sharded(rows: Sequence[int], form: str) -> list[tuple[float, list[float]]]:
+def sharded(rows: Sequence[int], form: str) -> Found:
     """FSDP2, of which the layers are sharded one by one."""
     module, found, x = Centred(), [], rows_here(rows)
     model = Centred()
@@ -289,7 +273,7 @@ def sharded(rows: Sequence[int], form: str) -> list[tuple[float, list[float]]]:
     return found
 
 
-def across_ranks(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+def across_ranks(rows: Sequence[int]) -> Found:
     """A loss over the batches of all ranks."""
     group = fastqt.distributed.Group(shards="uneven")
     module, reductions, found = Centred(0.0), Reductions(), []
@@ -307,17 +291,11 @@ def across_ranks(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
     return found
 
 
-def ddp_around(rows: Sequence[int], options: dict[str, Any]) -> list[tuple[float, list[float]]]:
+def ddp_around(rows: Sequence[int], options: dict[str, Any]) -> Found:
     """DDP around encoders and loss, as Lightning has it."""
-    module, reductions, found = Centred(), Reductions(), []
-    x = rows_here(rows)
+    module, reductions, x = Centred(), Reductions(), rows_here(rows)
     ddp = reductions.wrap(fastqt.nn.CachedContrastive([module] * 2, loss, chunk_size=CHUNK), **options)
-    for seed in range(3):
-        wanted = plain([module], [module] * 2, x, seed)
-        torch.manual_seed(seed)
-        ddp(x, x).backward()
-        found.append((distance(gradients_of(module), wanted), reductions.of(module)))
-    return found
+    return compared([module], [module] * 2, x, reductions, lambda: ddp(x, x).backward())
 
 
 class Inside(nn.Module):
@@ -343,7 +321,7 @@ def refused_inside() -> list[str]:
     return found
 
 
-def sharded_around(rows: Sequence[int]) -> list[tuple[float, list[float]]]:
+def sharded_around(rows: Sequence[int]) -> Found:
     """FSDP2 around encoders and loss."""
     module, model, found, x = Centred(0.0), Centred(0.0), [], rows_here(rows)
     whole = fastqt.nn.CachedContrastive([model] * 2, loss, chunk_size=CHUNK)

@@ -16,6 +16,7 @@ from torch import Tensor
 import fastqt
 from fastqt.distributed import Group
 from tests.shared.every_loss import maxsim
+from tests.shared.tolerances import relative
 
 WIDTH, TOKENS = 6, 3  # of a query
 
@@ -83,10 +84,10 @@ def compare(case: Case) -> dict[str, float]:
     factor = dist.get_world_size() if group.gradients == "average" else 1
     dist.all_reduce(own_scale.grad)
     return {
-        "value": _relative(found, wanted),
-        "queries": _relative(own["queries"].grad / factor, expected[2 * rank]),
-        "documents": _relative(own["documents"].grad / factor, expected[2 * rank + 1]),
-        "scale": _relative(own_scale.grad / factor, expected[-1]),
+        "value": relative(found, wanted),
+        "queries": relative(own["queries"].grad / factor, expected[2 * rank]),
+        "documents": relative(own["documents"].grad / factor, expected[2 * rank + 1]),
+        "scale": relative(own_scale.grad / factor, expected[-1]),
     }
 
 
@@ -107,16 +108,6 @@ def _drawn(case: Case, rank: int, generator: torch.Generator) -> dict[str, Tenso
         "query_mask": query_mask,
         "document_mask": document_mask,
     }
-
-
-def _relative(found: Tensor, wanted: Tensor) -> float:
-    if found.shape != wanted.shape:
-        return float("inf")
-    if not found.numel():
-        return 0.0
-    return float(
-        (found.double() - wanted).detach().abs().max() / wanted.detach().abs().max().clamp(min=1e-300)
-    )
 
 
 def lengths(tokens: int) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
-from tests.shared.refusals import ROWS, rows, said
+from tests.shared.refusals import CALLS, ROWS, rows, said
 
-Loss = Callable[..., Tensor]
-CONTRASTIVE, SIGMOID = fastqt.contrastive_loss, fastqt.sigmoid_loss
+CONTRASTIVE = fastqt.contrastive_loss
 
 
 def _backward_left_out(group: Group, wrong: bool) -> None:
@@ -26,42 +24,25 @@ def _backward_left_out(group: Group, wrong: bool) -> None:
     CONTRASTIVE(rows(), rows(), group=group).backward()
 
 
-def _other_call(right: Callable[[Group], Tensor], other: Callable[[Group], Tensor]) -> Callable[..., None]:
+def _scale_of_a_tensor(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+    scale = torch.tensor(2.0 + wrong, requires_grad=True)
+    return CONTRASTIVE(rows(), rows(), scale=scale, group=group)
+
+
+def step(name: str, group: Group, wrong: bool) -> None:
     """A call that the ranks have made before, in whose place the wrong one makes another."""
-
-    def step(group: Group, wrong: bool) -> None:
-        right(group).backward()
-        (other if wrong else right)(group).backward()
-
-    return step
-
-
-def _plain(group: Group, n: int = ROWS, loss: Loss = CONTRASTIVE, **options: Any) -> Tensor:
-    return loss(rows(n), rows(n), group=group, **options)
-
-
-def _of_tensor(scale: float) -> Callable[[Group], Tensor]:
-    return lambda group: _plain(group, scale=torch.tensor(scale, requires_grad=True))
-
-
-STEPS: dict[str, Callable[[Group, bool], None]] = {
-    "backward": _backward_left_out,
-    "scale": _other_call(lambda g: _plain(g, scale=2.0), lambda g: _plain(g, scale=3.0)),
-    "bias": _other_call(
-        lambda g: _plain(g, loss=SIGMOID, bias=0.5), lambda g: _plain(g, loss=SIGMOID, bias=1.5)
-    ),
-    "scale of a tensor": _other_call(_of_tensor(2.0), _of_tensor(3.0)),
-    "function": _other_call(_plain, lambda g: _plain(g, loss=SIGMOID)),
-    "reduction": _other_call(_plain, lambda g: _plain(g, reduction="sum")),
-    "rows": _other_call(_plain, lambda g: _plain(g, ROWS - 1)),
-    "wrong option": _other_call(_plain, lambda g: _plain(g, diagonal="maybe")),
-}
+    if name == "backward":
+        return _backward_left_out(group, wrong)
+    call = _scale_of_a_tensor if name == "scale of a tensor" else CALLS[name]
+    for other in (False, wrong):
+        call(group, other, dist.get_rank(), dist.get_world_size()).backward()
+    return None
 
 
 def out_of_step(name: str, options: dict[str, Any]) -> tuple[str, bool]:
     """What this rank says of a step that rank 1 does otherwise, and whether a right step follows."""
     group, wrong = Group(check="always", **options), dist.get_rank() == 1
-    message = said(lambda: STEPS[name](group, wrong))
+    message = said(lambda: step(name, group, wrong))
     loss = CONTRASTIVE(rows(), rows(), group=group)
     loss.backward()
     return message, bool(loss.isfinite())

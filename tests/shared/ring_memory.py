@@ -50,17 +50,15 @@ class Live(TorchDispatchMode):
         return found
 
 
-def peaks(losses: list[str], rows: int, counts: list[int] | None = None) -> dict[str, dict[str, float]]:
+def peaks(losses: list[str], counts: list[int]) -> dict[str, dict[str, float]]:
     """The peak of each loss "without" gradients and "with" them, in shards of the rank with the most rows.
 
     Args:
         losses: the names of public functions.
-        rows: of all ranks.
-        counts: of each rank; by default all have as many.
+        counts: the number of rows of each rank.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shards = "equal" if counts is None else "uneven"
-    counts = counts or [rows // size] * size
+    rank = dist.get_rank()
+    shards = "equal" if len(set(counts)) == 1 else "uneven"
     shard = 4 * WIDTH * max(counts)
     a, b = (torch.randn(counts[rank], WIDTH, requires_grad=True) for _ in range(2))
     group = Group(exchange="ring", shards=shards)

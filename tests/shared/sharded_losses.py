@@ -37,6 +37,7 @@ class Case:
         converged: whether each query is near its own candidate.
         cut: whether the one process cuts windows at the edges of shards.
         machines: how many machines the ranks are said to be on; 0: as it is.
+        layout: of the ranks' embeddings and of the upstream gradients of their rows; see `laid_out`.
         seed: what is drawn from.
     """
 
@@ -50,7 +51,25 @@ class Case:
     converged: bool = False
     cut: bool = False
     machines: int = 0
+    layout: str = "dense"
     seed: int = 0
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same values in another layout; "one row" repeats the first row at a stride of 0."""
+    if layout == "one row":
+        return x[:1].expand_as(x)
+    if layout == "transposed" and x.dim() > 1:
+        return x.mT.contiguous().mT
+    if layout == "strided":
+        room = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan)
+        room[..., ::2] = x
+        return room[..., ::2]
+    if layout == "every third":
+        room = x.new_full((3 * len(x), *x.shape[1:]), torch.nan)
+        room[::3] = x
+        return room[::3]
+    return x
 
 
 def part(x: Tensor, counts: Sequence[int], rank: int) -> Tensor:
@@ -151,7 +170,12 @@ class Batch:
     def arguments(self, rank: int | None) -> tuple[list[Any], dict[str, Any], dict[str, Tensor]]:
         """Positional and keyword arguments of the loss, and its leaves: a rank's, or with None all."""
         own = lambda name, x: x if rank is None or not x.dim() else part(x, self.counts[name], rank)  # noqa: E731
-        leaves = {name: own(name, x).clone().requires_grad_() for name, x in self.leaves.items()}
+        layout = "dense" if rank is None else self.case.layout
+        leaves = {}
+        for name, x in self.leaves.items():
+            rows = laid_out(x, self.case.layout) if self.case.layout == "one row" and x.dim() > 1 else x
+            rows = own(name, rows).clone()
+            leaves[name] = (laid_out(rows, layout) if x.dim() > 1 else rows).detach().requires_grad_()
         options = dict(self.case.options)
         fixed = {name: own(name, x) for name, x in self.fixed.items()}
         if "generator" in self.case.given:
@@ -193,6 +217,7 @@ def compare(case: Case, process_group: dist.ProcessGroup | None = None) -> Found
     rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
     batch, loss = Batch(case), getattr(fastqt, case.loss)
     upstream = torch.linspace(0.5, 1.5, sum(case.counts), dtype=torch.float64)
+    upstream = laid_out(upstream, case.layout) if case.layout == "one row" else upstream
     none = case.options.get("reduction") == "none" or case.loss == "log_sum_exp"
 
     (a, b), keywords, leaves = batch.arguments(None)
@@ -205,7 +230,7 @@ def compare(case: Case, process_group: dist.ProcessGroup | None = None) -> Found
     (a, b), keywords, own = batch.arguments(rank)
     found = loss(a, b, **keywords, group=group)
     if none:
-        (found @ part(upstream, case.counts, rank).to(found.dtype)).backward()
+        found.backward(laid_out(part(upstream, case.counts, rank).to(found.dtype), case.layout))
     else:
         found.backward()
     wanted = part(whole, case.counts, rank) if none else whole

@@ -1,9 +1,13 @@
-"""The error of bfloat16 gradients over ranks, beside that of eager PyTorch in one process.
+"""The errors of bfloat16 gradients over ranks, and of losses on devices that have no float64.
 
-`errors` runs on every rank (see ranks.py).
+The functions whose names begin with `errors` run on every rank (see ranks.py).
 """
 
 from __future__ import annotations
+
+import os
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +16,7 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
+from tests.shared.without_float64 import WithoutFloat64
 
 SCALE = 20.0
 N, D = 512, 64
@@ -64,3 +69,64 @@ def errors(dtypes: list[torch.dtype]) -> list[tuple[str, float, float]]:
                     case = f"{kind} {loss} {exchange} {dtype}"
                     found.append((case, error(mine.grad, truth[own]), error(others[own], truth[own])))
     return found
+
+
+ROWS, WIDTH = 24, 16
+
+
+def batch(converged: bool) -> tuple[Tensor, Tensor]:
+    """Pairs (ROWS, WIDTH) of float32."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, ROWS, WIDTH, generator=generator)
+    return a, a + 0.1 * b if converged else b
+
+
+def exact(a: Tensor, b: Tensor, loss: str) -> list[Tensor]:
+    """The mean loss and both gradients, in float64."""
+    x, y = (z.double().requires_grad_() for z in (a, b))
+    scores, own = SCALE * F.normalize(x) @ F.normalize(y).T, torch.arange(len(a))
+    if loss == "siglip_loss":
+        total = -F.logsigmoid((2 * torch.eye(ROWS) - 1) * (scores - 10)).sum(1).mean()
+    elif loss == "clip_loss":
+        total = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+    else:
+        total = F.cross_entropy(scores, own)
+    return [total.detach(), *torch.autograd.grad(total, (x, y))]
+
+
+def errors_without_float64() -> list[tuple[str, float]]:
+    """Of each case: what it is, and the largest error of its loss and gradients by the rows of this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own, found = slice(rank * ROWS // size, (rank + 1) * ROWS // size), []
+    for converged in (False, True):
+        a, b = batch(converged)
+        for loss in ("info_nce_loss", "clip_loss", "siglip_loss"):
+            truth = exact(a, b, loss)
+            truth[1:] = [x[own] for x in truth[1:]]
+            options: dict[str, Any] = {"bias": -10.0} if loss == "siglip_loss" else {}
+            for exchange in ("gather", "ring"):
+                group = Group(exchange=exchange, gradients="sum")
+                x, y = (z[own].clone().requires_grad_() for z in (a, b))
+                with WithoutFloat64():
+                    total = getattr(fastqt, loss)(
+                        x, y, scale=SCALE, normalize=True, group=group, backend="torch", **options
+                    )
+                    results = [total.detach(), *torch.autograd.grad(total, (x, y))]
+                case = f"{loss} {exchange} {'converged' if converged else 'random'}"
+                wrong = [float((p - q).norm() / q.norm()) for p, q in zip(results, truth, strict=True)]
+                found.append((case, max(wrong)))
+    return found
+
+
+def errors_of_a_ring_of_kernels() -> list[float]:
+    """Those of a loss and its gradients where the engine of kernels is asked for."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own, (a, b) = slice(rank * ROWS // size, (rank + 1) * ROWS // size), batch(False)
+    truth = exact(a, b, "info_nce_loss")
+    truth[1:] = [x[own] for x in truth[1:]]
+    x, y = (z[own].clone().requires_grad_() for z in (a, b))
+    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        group = Group(exchange="ring", gradients="sum")
+        total = fastqt.info_nce_loss(x, y, scale=SCALE, normalize=True, group=group, backend="triton")
+        results = [total.detach(), *torch.autograd.grad(total, (x, y))]
+    return [float((p - q).norm() / q.norm()) for p, q in zip(results, truth, strict=True)]

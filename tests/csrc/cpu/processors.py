@@ -184,3 +184,9 @@ def passes(name: str) -> Passes:
     sources = {PROGRAM: INTERFACE, **dict.fromkeys(SOURCES, (*OPTIMISED, *processor.flags))}
     program = processor.built(sources, headers=HEADERS)
     return Passes(processor.run(program, str(processor.slack)))
+
+
+def bound(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What sums of at most 192 terms in float32, which are then added up, may be off by."""
+    terms = min(a.shape[1], 192) + a.shape[1] // 192 + 3
+    return np.float64(terms * 2.0**-24) * (np.abs(a).astype(np.float64) @ np.abs(b)) + 1e-30

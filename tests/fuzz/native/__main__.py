@@ -26,7 +26,10 @@ from tests.fuzz.campaign import BUILD, fuzzed, store
 from tests.fuzz.native.build import TARGETS, compiler, fuzzer
 
 # What torch keeps until the process ends is no leak. Tracing an allocation takes longer than to make it.
-SETTINGS = {"ASAN_OPTIONS": "detect_leaks=0:malloc_context_size=2:quarantine_size_mb=32"}
+SETTINGS = {
+    "ASAN_OPTIONS": "detect_leaks=0:malloc_context_size=2:quarantine_size_mb=32",
+    "OMP_NUM_THREADS": "1",
+}
 LONGEST, SEEDS = 256, 64  # bytes of an input; random inputs to begin with
 NO_COVERAGE = dict.fromkeys(("coverage_edges", "coverage_features", "corpus_files"), 0)
 
@@ -36,9 +39,7 @@ def fuzz(target: str, seconds: float | None, inputs: int | None) -> int:
     name = f"native-{target}"
     corpus = BUILD / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
-    for seed in range(SEEDS):  # Short inputs, with which libFuzzer would begin, reach little.
-        (corpus / f"seed-{seed}").write_bytes(random.Random(seed).randbytes(LONGEST))
-
+    write_seeds(corpus)
     program, begin = fuzzer(target), time.monotonic()
     limits = ["-timeout=10", "-rss_limit_mb=4096", f"-max_len={LONGEST}"]
     status, coverage, told = fuzzed(
@@ -58,15 +59,19 @@ def fuzz(target: str, seconds: float | None, inputs: int | None) -> int:
     return int(status != 0)
 
 
+def write_seeds(corpus: Path) -> None:
+    """Writes random inputs to begin with; the short ones with which libFuzzer would begin reach little."""
+    for seed in range(SEEDS):
+        (corpus / f"seed-{seed}").write_bytes(random.Random(seed).randbytes(LONGEST))
+
+
 def _number(pattern: str, told: list[str]) -> int:
     numbers = re.findall(pattern, "".join(told))
     return int(numbers[-1]) if numbers else 0
 
 
 def replay(target: str, file: Path) -> int:
-    return subprocess.run(
-        [fuzzer(target), file], env={**os.environ, "OMP_NUM_THREADS": "1", **SETTINGS}
-    ).returncode
+    return subprocess.run([fuzzer(target), file], env=os.environ | SETTINGS).returncode
 
 
 if __name__ == "__main__":

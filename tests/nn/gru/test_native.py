@@ -99,20 +99,6 @@ def test_activations_are_accurate_to_a_few_ulp():
     assert (r == z).all()
 
 
-EXTREMES = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e38, -1e38, 1e-40, 0.0])
-
-
-@native
-def test_activations_of_extreme_values():
-    n = len(EXTREMES)
-    gates, none, zeros = EXTREMES.repeat(1, 3), torch.empty(0, 3 * n), torch.zeros(4, n)
-    empty, final = torch.empty(0, n), torch.empty(1, n)
-    torch.ops.fastqt.gru_reset_after_(gates, none, zeros, torch.zeros(1, n), empty, empty, final, empty)
-    r, _, candidate = gates.view(3, n)
-    torch.testing.assert_close(r, EXTREMES.sigmoid(), equal_nan=True)
-    torch.testing.assert_close(candidate, EXTREMES.tanh(), equal_nan=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(("K", "N"), [(100, 300), (300, 100), (1, 7), (7, 1)])
@@ -129,16 +115,6 @@ def test_packed_product_for_any_number_of_rows(dtype, transposed, K, N):
         product(left, out[:count], accumulate=True)
         torch.testing.assert_close(out[:count].double(), 2 * exact, rtol=1e-4, atol=1e-4)
         assert torch.equal(out[count:], before[count:])
-
-
-def test_packed_product_without_the_extension(monkeypatch):
-    monkeypatch.setattr(native_gru, "NATIVE", False)
-    matrix, left, out = rows(4, 6), rows(3, 4), torch.empty(3, 6, dtype=torch.float64)
-    product = native_gru.PackedProduct(matrix, 3)
-    product(left, out)
-    torch.testing.assert_close(out, left @ matrix)
-    product(left, out, accumulate=True)
-    torch.testing.assert_close(out, 2 * (left @ matrix))
 
 
 @native

@@ -1,0 +1,128 @@
+"""Losses of labels, of samples, of tokens and of whole batches over ranks are those of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from tests.shared.maxsim_on_ranks import Case, compare, lengths
+from tests.shared.parts_on_ranks import REPLICATED, of_labels, pairs, replicated, windows
+from tests.shared.ranks import RankError
+from tests.shared.tolerances import FLOAT32, FLOAT64, UNIT_ROUNDOFF
+
+slow = pytest.mark.slow
+each = pytest.mark.parametrize("name", REPLICATED)
+# A sum over ranks in another order, and what a learnt batch leaves of it.
+OF_DTYPE = {torch.float64: FLOAT64, torch.float32: 3e-6, torch.bfloat16: 3 * UNIT_ROUNDOFF[torch.bfloat16]}
+
+
+def check(ranks, name, counts, dtype=torch.float64, converged=False, **group):
+    found = ranks(len(counts)).run(partial(replicated, **group), name, counts, dtype, converged)
+    for rank, (value, errors) in enumerate(found):
+        assert max(errors.values()) < (1e2 if converged else 1) * OF_DTYPE[dtype], f"rank {rank}: {errors}"
+        assert torch.equal(value, found[0][0]), "the value has other bits on other ranks"
+
+
+@each
+def test_uneven_shards(ranks, name):
+    check(ranks, name, (6, 0, 17))
+    check(ranks, name, (6, 0, 17), gradients="sum")
+    check(ranks, name, (6, 0, 17), torch.bfloat16)
+    check(ranks, name, (6, 4, 17), converged=True)
+    check(ranks, name, (6, 17), check="always")
+
+
+@each
+def test_equal_shards(ranks, name):
+    for dtype in (torch.float64, torch.float32):
+        check(ranks, name, (9, 9, 9), dtype)
+
+
+@slow
+@pytest.mark.parametrize("counts", [(7,), (1, 1), (0, 5, 6), (8, 8), (5, 1, 7, 2), (3, 0, 0, 20)])
+@each
+def test_other_numbers_of_ranks(ranks, name, counts):
+    check(ranks, name, counts)
+
+
+@pytest.mark.parametrize("counts", [(6, 5), pytest.param((6, 0, 7), marks=slow)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("loss", [pairs, windows], ids=lambda f: f.__name__)
+def test_sampled_negatives(ranks, loss, reduction, counts):
+    for _, errors in ranks(len(counts)).run(loss, counts, reduction):
+        assert max(errors.values()) < FLOAT64, errors
+
+
+@pytest.mark.parametrize(
+    ("counts", "others", "reduction", "listed"),
+    [
+        ([5, 5], False, "mean", True),
+        pytest.param([5, 5], False, "none", False, marks=slow),
+        pytest.param([6, 0, 7], False, "mean", False, marks=slow),
+        pytest.param([6, 0, 7], True, "sum", True, marks=slow),
+        pytest.param([1, 8, 3], True, "mean", False, marks=slow),
+        pytest.param([1, 8, 3], False, "none", True, marks=slow),
+    ],
+)
+@pytest.mark.parametrize("loss", ["supcon_loss", "ntxent_loss"])
+def test_labels(ranks, loss, counts, others, reduction, listed):
+    call = partial(of_labels, reduction=reduction)
+    for _, errors in ranks(len(counts)).run(call, loss, counts, others, listed):
+        assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize(("reduction", "listed"), [("mean", True), ("sum", False), ("none", True)])
+def test_prefixes_of_labels(ranks, reduction, listed):
+    call = partial(of_labels, reduction=reduction, matryoshka_dims=(2, 6))
+    for _, errors in ranks(3).run(call, "supcon_loss", [1, 8, 3], True, listed):
+        assert max(errors.values()) < 1e-12, errors
+
+
+UNEVEN = Case(counts=(4, 0, 3), documents=(9, 2, 3), tokens=(3, 5, 4))
+EVEN = Case(counts=(3,) * 3, documents=(5,) * 3, tokens=(4,) * 3)
+
+
+def check_maxsim(ranks, case: Case, tolerance: float) -> None:
+    for rank, errors in enumerate(ranks(len(case.counts)).run(compare, case)):
+        assert max(errors.values()) < tolerance, f"rank {rank}: {errors}"
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"reduction": "sum"}])
+@pytest.mark.parametrize("case", [UNEVEN, EVEN], ids=["uneven", "even"])
+def test_is_one_process(ranks, case, options):
+    check_maxsim(ranks, replace(case, options=options), FLOAT64)
+
+
+@pytest.mark.parametrize("case", [UNEVEN, EVEN], ids=["uneven", "even"])
+def test_maxsim_without_masks(ranks, case):
+    """Documents that ranks pad to other lengths have no tokens of the padding."""
+    check_maxsim(ranks, replace(case, masked=False, group={"gradients": "sum"}), FLOAT64)
+
+
+def test_maxsim_learnt_and_in_other_dtypes(ranks):
+    check_maxsim(ranks, replace(UNEVEN, converged=True), 1e2 * FLOAT64)
+    check_maxsim(ranks, replace(UNEVEN, dtype=torch.float32), FLOAT32)
+    check_maxsim(ranks, replace(UNEVEN, dtype=torch.bfloat16), 3 * UNIT_ROUNDOFF[torch.bfloat16])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(counts=(4,), documents=(6,), tokens=(3,)),
+        Case(counts=(1, 5), documents=(4, 5), tokens=(3, 3)),
+        Case(counts=(2,) * 4, documents=(2,) * 4, tokens=(6,) * 4),
+        Case(counts=(3, 1, 0, 2), documents=(3, 1, 4, 5), tokens=(1, 2, 4, 3)),
+    ],
+)
+def test_maxsim_other_numbers_of_ranks(ranks, case):
+    check_maxsim(ranks, case, FLOAT64)
+    check_maxsim(ranks, replace(case, group={"check": "always"}), FLOAT64)
+
+
+def test_maxsim_equal_shards_are_padded_alike(ranks):
+    with pytest.raises(RankError, match=r"tokens of documents: want 2 .* as in the calls before, got 3"):
+        ranks(2).run(lengths, 3)

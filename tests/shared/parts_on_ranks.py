@@ -1,0 +1,162 @@
+"""Losses of a batch of which each rank has its own rows, or all of some, beside those of one process.
+
+The functions here run on every rank (see ranks.py). All draw the batch from one seed and take their own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import fastqt
+from fastqt.distributed import Group
+from fastqt.losses import binary_window, positives
+from tests.shared.every_loss import (
+    Inputs,
+    few_directions,
+    ranked_pairs,
+    ranked_scores,
+    taught,
+    taught_candidates,
+)
+
+
+@dataclass
+class Call:
+    """A loss of the whole batch.
+
+    Attributes:
+        loss: a public function.
+        tensors: its arguments, the first of which has the rows that losses are of.
+        counts: how many rows of a tensor each rank has; of one that is not named all have the whole.
+        constant: the tensors of floating point that no gradient flows to.
+        options: the other arguments.
+    """
+
+    loss: Callable[..., Tensor]
+    tensors: Inputs
+    counts: dict[str, Sequence[int]]
+    constant: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def compare(call: Call, **options: Any) -> tuple[Tensor, dict[str, float]]:
+    """The value, and how far it and this rank's gradients are from those of one process, relatively.
+
+    Args:
+        call: the loss.
+        options: of the group.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards = "equal" if all(len(set(counts)) == 1 for counts in call.counts.values()) else "uneven"
+    group = Group(shards=shards, **options)
+    part = lambda name, x: x.split(list(call.counts[name]))[rank] if name in call.counts else x  # noqa: E731
+
+    def computed(of_rank: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        given = {name: (part(name, x) if of_rank else x).clone() for name, x in call.tensors.items()}
+        leaves = {
+            name: x.requires_grad_()
+            for name, x in given.items()
+            if x.is_floating_point() and name not in call.constant
+        }
+        loss = call.loss(**given, **call.options, **({"group": group} if of_rank else {}))
+        gradients = torch.autograd.grad(2 * loss.sum(), list(leaves.values()), materialize_grads=True)
+        return loss.detach(), dict(zip(leaves, gradients, strict=True))
+
+    (whole, of_whole), (found, own) = computed(False), computed(True)
+    wanted = part(next(iter(call.tensors)), whole) if call.options.get("reduction") == "none" else whole
+    factor = size if group.gradients == "average" else 1
+    errors = {"value": relative(found, wanted, whole)}
+    for name, gradient in own.items():
+        if name not in call.counts:  # as the group's own reduction makes it
+            dist.all_reduce(gradient)
+        errors[name] = relative(gradient / factor, part(name, of_whole[name]), of_whole[name])
+    return found, errors
+
+
+def relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
+    """How far a part of a tensor is off, beside the greatest number of the whole."""
+    if found.shape != wanted.shape or found.dtype is not wanted.dtype:
+        return float("inf")
+    largest = whole.double().abs().max() if whole.numel() else torch.tensor(1.0)
+    difference = (found.double() - wanted.double()).abs()
+    return float(difference.max() / largest.clamp(min=1e-300)) if found.numel() else 0.0
+
+
+# Losses that are one number of a batch: their inputs, whether they have a scale, and what is constant.
+SQUARES = {"mean_weight": 0.0, "hinge": False, "normalize": False}
+TEACHER = ("teacher_embeddings", "teacher_candidates")
+REPLICATED: dict[str, tuple[Callable[..., Tensor], Callable[..., Inputs], dict[str, Any], bool]] = {
+    "lsep": (fastqt.lsep_loss, ranked_scores, {}, True),
+    "cosent": (fastqt.cosent_loss, ranked_pairs, {}, True),
+    "angle": (fastqt.angle_loss, ranked_pairs, {}, True),
+    # 12 columns: of as many rows or fewer the rows travel.
+    "spread out": (fastqt.spread_out_loss, few_directions, {}, False),
+    "spread out, squares": (fastqt.spread_out_loss, few_directions, SQUARES, False),
+    # At 15 columns the rows travel, and at 3 sums over columns.
+    "distillation": (fastqt.similarity_distillation_loss, taught, {}, False),
+    "distillation of candidates": (fastqt.similarity_distillation_loss, taught_candidates, {}, False),
+}
+
+
+def replicated(
+    name: str,
+    counts: tuple[int, ...],
+    dtype: torch.dtype = torch.float64,
+    converged: bool = False,
+    **group: Any,
+) -> tuple[Tensor, dict[str, float]]:
+    loss, inputs, options, scaled = REPLICATED[name]
+    drawn = inputs(sum(counts), torch.Generator().manual_seed(0), converged)
+    rows = {name: x.to(dtype) if x.is_floating_point() else x for name, x in drawn.items()}
+    sizes = dict.fromkeys(rows, counts)
+    if scaled:
+        rows["scale"] = torch.tensor(1.7, dtype=torch.promote_types(dtype, torch.float32))
+    return compare(Call(loss, rows, sizes, TEACHER, options), **group)
+
+
+def of_labels(
+    loss: str, counts: list[int], others: bool, listed: bool, **options: Any
+) -> tuple[Tensor, dict[str, float]]:
+    """Of labels; `others`: two candidates a row; `listed`: pairs may be listed, else they are in blocks."""
+    generator, N = torch.Generator().manual_seed(0), sum(counts)
+    tensors = {"embeddings": torch.randn(N, 6, generator=generator, dtype=torch.float64)}
+    tensors["labels"] = torch.randint(-2, 3, (N,), generator=generator)
+    sizes: dict[str, Sequence[int]] = {"embeddings": counts, "labels": counts}
+    if others:
+        tensors["candidates"] = torch.randn(2 * N, 6, generator=generator, dtype=torch.float64)
+        tensors["candidate_labels"] = torch.randint(-2, 3, (2 * N,), generator=generator)
+        sizes |= {key: [2 * n for n in counts] for key in ("candidates", "candidate_labels")}
+    tensors["scale"] = torch.tensor(3.0, dtype=torch.float64)
+    with mock.patch.object(positives, "PAIR_BYTES", positives.PAIR_BYTES if listed else 2**60):
+        return compare(Call(getattr(fastqt, loss), tensors, sizes, options=options))
+
+
+def pairs(counts: tuple[int, ...], reduction: str) -> tuple[Tensor, dict[str, float]]:
+    """Negative sampling; each rank has the whole table, and the gradient of its part."""
+    generator, (N, M) = torch.Generator().manual_seed(0), (sum(counts), 13)
+    f, g = (torch.randn(n, 5, generator=generator, dtype=torch.float64) for n in (N, M))
+    tensors = {"queries": f, "candidates": g, "positives": torch.randint(M, (N,), generator=generator)}
+    tensors["negatives"] = torch.randint(M, (N, 3), generator=generator)
+    tensors["scale"] = torch.tensor(1.3, dtype=torch.float64)
+    sizes = dict.fromkeys(("queries", "positives", "negatives"), counts)
+    call = Call(fastqt.negative_sampling_loss, tensors, sizes, options={"reduction": reduction})
+    return compare(call, gradients="sum")
+
+
+def windows(counts: tuple[int, ...], reduction: str) -> tuple[Tensor, dict[str, float]]:
+    """Windows with samples, which here are the contexts that come next."""
+    generator, N = torch.Generator().manual_seed(1), sum(counts)
+    f, g = (torch.randn(N, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    tensors = {"queries": f, "candidates": g, "document_ids": torch.arange(N) // 4}
+    options = {"samples": 3, "reduction": reduction}
+    call = Call(fastqt.binary_window_loss, tensors, dict.fromkeys(tensors, counts), options=options)
+    following = lambda own, count, samples, _: (own[:, None] + 1 + torch.arange(samples)) % count  # noqa: E731
+    with mock.patch.object(binary_window, "_others", following):
+        return compare(call, gradients="sum")
