@@ -1,5 +1,6 @@
-"""An optional library that is missing or too old is named in words, with the version that is wanted."""
+"""Optional libraries: which versions are wanted, and examples in docstrings that run where they are."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastqt.integrations._libraries import LIBRARIES, load_library
+from tests.shared.doctests import examples_of, own, run_examples
 
 ROOT = Path(__file__).parents[2]
 # What a user imports or calls, by the library that it needs.
@@ -77,3 +79,28 @@ def test_versions_are_compared_by_their_numbers(monkeypatch, version, fits):
     else:
         with pytest.raises(ImportError, match=rf"^want sentence-transformers >= 6, got {version}: "):
             load_library("sentence_transformers")
+
+
+# The library that each wants.
+WANTED = {
+    "huggingface": "transformers",
+    "lightning": "lightning",
+    "metric_learning": "pytorch_metric_learning",
+    "open_clip": None,
+    "pylate": None,
+    "sentence_transformers": "sentence_transformers",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("integration", WANTED)
+def test_each_public_class_has_an_example_that_runs(integration, checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "bert").symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    if WANTED[integration] is not None:
+        pytest.importorskip(WANTED[integration], reason=f"{WANTED[integration]} is not installed")
+    module = importlib.import_module(f"fastqt.integrations.{integration}")
+    names = own(module)
+    assert names
+    assert [name for name in names if not examples_of(module, name)] == []
+    assert "".join(run_examples(module, name) for name in names) == ""

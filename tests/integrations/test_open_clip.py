@@ -118,27 +118,13 @@ def test_arguments_are_theirs(ours):
         assert mine[: len(wanted)] == wanted
 
 
-REFUSED = {
-    "horovod": (lambda: ClipLoss(use_horovod=True), ValueError, "use_horovod: want False, as the ranks"),
-    "way": (lambda: SigLipLoss(dist_impl="tree"), ValueError, "dist_impl: want one of 'bidir', 'shift'"),
-    "size": (lambda: ClipLoss(world_size=-1), ValueError, "world_size: want at least 0, got -1"),
-    "rank": (lambda: SigLipLoss(rank=2, world_size=2), ValueError, r"rank: want 0\.\.1, got 2"),
-    "no group": (
-        lambda: ClipLoss(rank=0, world_size=2)(*views(N, N), 1.0),
-        RuntimeError,
-        r"want torch\.distributed initialised first",
-    ),
-    "scales": (
-        lambda: ClipLoss()(*views(N, N), torch.ones(2)),
-        ValueError,
-        "scale: want a number or a 0-d tensor",
-    ),
-    "pairs": (lambda: ClipLoss()(*views(N, N + 1), 1.0), ValueError, "b: want a row for each of the 9 rows"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refuses(name):
-    call, kind, message = REFUSED[name]
-    with pytest.raises(kind, match=message):
-        call()
+def test_refuses():
+    a, b = views(N, N)
+    for call, kind, message in (
+        (lambda: SigLipLoss(rank=2, world_size=2), ValueError, r"rank: want 0\.\.1, got 2"),
+        (lambda: ClipLoss(rank=0, world_size=2)(a, b, 1.0), RuntimeError, r"want torch\.distributed initial"),
+        (lambda: ClipLoss()(a, b, torch.ones(2)), ValueError, "scale: want a number or a 0-d tensor"),
+        (lambda: ClipLoss()(a, *views(N + 1), 1.0), ValueError, "b: want a row for each of the 9 rows"),
+    ):
+        with pytest.raises(kind, match=message):
+            call()

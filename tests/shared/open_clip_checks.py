@@ -88,11 +88,10 @@ def in_place_of(module_of: Callable[[Any], Any], ours: Callable[..., Tensor]) ->
     Compared are the loss that ranks have on average, the gradients of scale and bias as DDP averages them,
     and those of the features.
     """
-    losses = open_clip_losses()
     rank, size = dist.get_rank(), dist.get_world_size()
     a, b = (x.chunk(size)[rank] for x in batch(16 * size))
     found = []
-    for loss in (ours, module_of(losses)):
+    for loss in (ours, module_of(open_clip_losses())):
         own = leaves_of(a, b)
         value = loss(*own)
         (value + 0 * own[3]).backward()
@@ -106,90 +105,87 @@ def in_place_of(module_of: Callable[[Any], Any], ours: Callable[..., Tensor]) ->
 
 def clip_in_place(exchange: str) -> list[float]:
     """Of `ClipLoss` in the one form whose gradients are right and whose scores are a rank's own rows."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    options = {"local_loss": True, "gather_with_grad": True, "rank": dist.get_rank()}
+    options |= {"world_size": dist.get_world_size()}
     group = Group(exchange=exchange)
     return in_place_of(
-        lambda losses: _of_three(
-            losses.ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=size)
-        ),
+        lambda losses: lambda a, b, scale, _: losses.ClipLoss(**options)(a, b, scale),
         lambda a, b, scale, _: fastqt.clip_loss(a, b, scale=scale, normalize=False, group=group),
     )
 
 
 def siglip_in_place(way: str, exchange: str) -> list[float]:
     """Of `SigLipLoss` with one of its ways to exchange."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    group = Group(exchange=exchange)
+    place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    options: dict[str, Any] = {"normalize": False, "group": Group(exchange=exchange)}
     return in_place_of(
-        lambda losses: losses.SigLipLoss(rank=rank, world_size=size, dist_impl=way),
-        lambda a, b, scale, bias: fastqt.siglip_loss(
-            a, b, scale=scale, bias=bias, normalize=False, group=group
-        ),
+        lambda losses: losses.SigLipLoss(**place, dist_impl=way),
+        lambda a, b, scale, bias: fastqt.siglip_loss(a, b, scale=scale, bias=bias, **options),
     )
 
 
-def adapted_clip(ways: dict[str, bool]) -> tuple[list[float], float]:
-    """How far our `ClipLoss` is from what its docstring says, and how far ranks' values are from each other.
+def adapted(
+    ways: dict[str, bool], whole: list[Tensor], own: list[Tensor], found: Tensor, of_rank: Any
+) -> list[float]:
+    """How far a loss of this rank is from what the docstring of `ClipLoss` says; `of_rank` has each rank's.
 
     Compared are the value, the gradients of the features, and that of the scale as DDP averages it.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    whole = leaves_of(*batch(4 * size))
-    own = [x.detach().chunk(size)[rank].requires_grad_() for x in whole[:2]] + leaves_of(*batch(1))[2:]
-    found = open_clip.ClipLoss(**ways, rank=rank, world_size=size)(*own)
-    found.backward()
     local, with_grad = ways["local_loss"], ways["gather_with_grad"]
-    of_ranks = [clip_of_rank(*whole[:3], other, constant=local and not with_grad) for other in range(size)]
+    constant = local and not with_grad
+    of_ranks = [of_rank(*whole[:3], other, constant) for other in range(size)]
     mean = sum(of_ranks) / size
     leaves = torch.autograd.grad(mean, whole[:3], retain_graph=True)
     wanted = [x.chunk(size)[rank] * (size if with_grad else 1) for x in leaves[:2]]
-    if local and not with_grad:
-        wanted = [
-            x.chunk(size)[rank] for x in torch.autograd.grad(of_ranks[rank], whole[:2], retain_graph=True)
-        ]
+    if constant:
+        wanted = [x.chunk(size)[rank] for x in torch.autograd.grad(of_ranks[rank], whole[:2])]
     averaged = own[2].grad.clone()
     dist.all_reduce(averaged)
-    value = of_ranks[rank] if local else mean
-    errors = differences([found, own[0].grad, own[1].grad, averaged / size], [value, *wanted, leaves[2]])
-    values = [torch.zeros(()) for _ in range(size)]
-    dist.all_gather(values, found.detach())
-    assert own[3].grad is not None
-    assert not own[3].grad
-    return errors, float(max(values) - min(values))
-
-
-def adapted_distillation(ways: dict[str, bool]) -> list[float]:
-    """How far the distillation of our `DistillClipLoss` is from what the docstring of `ClipLoss` says.
-
-    The teacher's images are the student's texts, and its texts the images.
-    """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    a, b, scale = leaves_of(*batch(4 * size))[:3]
-    own = [x.detach().chunk(size)[rank].requires_grad_() for x in (a, b)]
-    own_scale = scale.detach().clone().requires_grad_()
-    loss = open_clip.DistillClipLoss(**ways, rank=rank, world_size=size)
-    found = loss(*own, own_scale, own[1].detach(), own[0].detach(), 2.0)[1]
-    found.backward()
-    averaged = own_scale.grad.clone()
-    dist.all_reduce(averaged)
-
-    local, with_grad = ways["local_loss"], ways["gather_with_grad"]
-    constant = local and not with_grad
-    of_ranks = [distillation_of_rank(a, b, scale, other, constant) for other in range(size)]
-    mean = sum(of_ranks) / size
-    leaves = torch.autograd.grad(mean, (a, b, scale), retain_graph=True)
-    wanted = [x.chunk(size)[rank] * (size if with_grad else 1) for x in leaves[:2]]
-    if constant:
-        wanted = [x.chunk(size)[rank] for x in torch.autograd.grad(of_ranks[rank], (a, b))]
     value = of_ranks[rank] if local else mean
     return differences([found, own[0].grad, own[1].grad, averaged / size], [value, *wanted, leaves[2]])
 
 
+def whole_and_own() -> tuple[list[Tensor], list[Tensor]]:
+    """Leaves of all rows, and of this rank's, each with a scale and a bias."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = leaves_of(*batch(4 * size))
+    return whole, leaves_of(*(x.detach().chunk(size)[rank] for x in whole[:2]))
+
+
+def adapted_clip(ways: dict[str, bool]) -> tuple[list[float], float]:
+    """How far our `ClipLoss` is from what its docstring says, and the values of ranks from each other."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole, own = whole_and_own()
+    found = open_clip.ClipLoss(**ways, rank=rank, world_size=size)(*own)
+    found.backward()
+    values = [torch.zeros(()) for _ in range(size)]
+    dist.all_gather(values, found.detach())
+    assert own[3].grad is not None
+    assert not own[3].grad
+    return adapted(ways, whole, own, found, clip_of_rank), float(max(values) - min(values))
+
+
+def adapted_distillation(ways: dict[str, bool]) -> list[float]:
+    """The same of the distillation of our `DistillClipLoss`.
+
+    The teacher's images are the student's texts, and its texts the images.
+    """
+    whole, own = whole_and_own()
+    loss = open_clip.DistillClipLoss(**ways, rank=dist.get_rank(), world_size=dist.get_world_size())
+    found = loss(*own[:3], own[1].detach(), own[0].detach(), 2.0)[1]
+    found.backward()
+    return adapted(ways, whole, own, found, distillation_of_rank)
+
+
+def rows_of_rank(a: Tensor, rank: int) -> Tensor:
+    n = len(a) // dist.get_world_size()
+    return torch.arange(rank * n, (rank + 1) * n)
+
+
 def distillation_of_rank(a: Tensor, b: Tensor, scale: Tensor, rank: int, constant: bool) -> Tensor:
     """The cross-entropy of a rank's rows in both directions, as `clip_of_rank`."""
-    n = len(a) // dist.get_world_size()
-    own = torch.arange(rank * n, (rank + 1) * n)
-    losses = []
+    own, losses = rows_of_rank(a, rank), []
     for x, y in ((a, b), (b, a)):
         T = (2 * y.detach()[own] @ x.detach().T).softmax(1)
         log_P = (scale * x[own] @ (y.detach() if constant else y).T).log_softmax(1)
@@ -199,22 +195,15 @@ def distillation_of_rank(a: Tensor, b: Tensor, scale: Tensor, rank: int, constan
 
 def clip_of_rank(a: Tensor, b: Tensor, scale: Tensor, rank: int, constant: bool) -> Tensor:
     """The loss of a rank's pairs among all; with `constant` no gradient flows to candidates."""
-    n = len(a) // dist.get_world_size()
-    own = torch.arange(rank * n, (rank + 1) * n)
-    return (
-        sum(
-            F.cross_entropy(scale * x[own] @ (y.detach() if constant else y).T, own)
-            for x, y in ((a, b), (b, a))
-        )
-        / 2
-    )
+    own = rows_of_rank(a, rank)
+    scores = [scale * x[own] @ (y.detach() if constant else y).T for x, y in ((a, b), (b, a))]
+    return sum(F.cross_entropy(each, own) for each in scores) / 2
 
 
 def adapted_siglip(ring: bool) -> list[float]:
     """How far our `SigLipLoss` is from the loss of a rank's images: value and gradients."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    whole = leaves_of(*batch(4 * size))
-    own = [x.detach().chunk(size)[rank].requires_grad_() for x in whole[:2]] + leaves_of(*batch(1))[2:]
+    whole, own = whole_and_own()
     module = open_clip.SigLipLoss(rank=rank, world_size=size)
     module.group().exchange = "ring" if ring else module.group().exchange
     found = module(*own)
@@ -266,7 +255,3 @@ def other_place(ranks_further: int, more: int) -> None:
     """Asks for a loss of another place than this process has."""
     rank, size = dist.get_rank() + ranks_further, dist.get_world_size() + more
     open_clip.ClipLoss(rank=rank % size, world_size=size)
-
-
-def _of_three(module: Any) -> Callable[..., Tensor]:
-    return lambda a, b, scale, _: module(a, b, scale)

@@ -1,4 +1,4 @@
-"""`transformers.Trainer` with a ContrastiveModel against a training loop written by hand in plain torch."""
+"""A ContrastiveModel in `transformers.Trainer` against a loop by hand in plain torch, and its batches."""
 
 import math
 
@@ -18,6 +18,8 @@ from fastqt.integrations.huggingface import (  # noqa: E402  # after the skips
     HuggingFaceEncoder,
     without_scale_decay,
 )
+from tests.shared.huggingface_on_ranks import BATCH, InOrder, trained, trained_on_ranks  # noqa: E402
+from tests.shared.ranks import Ranks  # noqa: E402
 
 # accelerate and torch's optimisers warn of their own calls.
 pytestmark = [
@@ -37,46 +39,17 @@ ROWS = [
 COLUMNS = {1: ("anchor",), 2: ("anchor", "positive"), 3: ("anchor", "positive", "negative")}
 
 
-def rows(columns: int, repeats: int = 1):
-    return [{name: row[name] for name in COLUMNS[columns]} for row in ROWS] * repeats
+def rows(columns: int):
+    return [{name: row[name] for name in COLUMNS[columns]} for row in ROWS]
 
 
-class InOrder(transformers.Trainer):
-    """A Trainer that takes the data in their order."""
-
-    def _get_train_sampler(self, dataset=None):
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
-def trainer(model, folder, data, *, collator=None, **arguments):
-    """A Trainer that takes the data in their order, and whose dropout depends on the step alone."""
+def trainer(model, folder, data, **arguments):
+    """A Trainer whose dropout depends on the step alone."""
     seeds = iter(range(10**6))
     model.register_forward_pre_hook(lambda *_: torch.manual_seed(next(seeds)) and None)
-    given = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 3,
-        "per_device_eval_batch_size": 4,
-        "learning_rate": 0.05,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "use_cpu": True,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "num_train_epochs": 2,
-        **arguments,
-    }
-    return InOrder(
-        model=model,
-        args=transformers.TrainingArguments(**given),
-        train_dataset=data,
-        eval_dataset=data,
-        data_collator=collator or ContrastiveCollator(model.encoder.tokenizer),
-    )
+    sizes = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 4, "num_train_epochs": 2}
+    log = {"logging_strategy": "steps", "logging_steps": 1}
+    return InOrder(model, str(folder), data, **{**sizes, **log, **arguments})
 
 
 def losses_of(run):
@@ -138,32 +111,42 @@ def assert_same(model: ContrastiveModel, by_hand: ByHand, run) -> None:
     assert moved > 0.1  # there is something to compare
 
 
-@pytest.mark.parametrize("columns", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
-def test_a_run_equals_a_loop_by_hand(checkpoint, tmp_path, columns):
-    model = ContrastiveModel(checkpoint).double()
-    run = trainer(model, tmp_path, rows(columns))
-    run.train()
-    assert run.state.global_step == 4
-    assert_same(model, ByHand(checkpoint, columns).run(rows(columns), batch_size=3), run)
+QUICK = ("one column", "labels")
+# The columns, the arguments of the Trainer, and the batches of a step. 6 rows in batches of 2 make 3 batches:
+# where two are accumulated, there is a window of 2, and one of 1.
+RUNS = {
+    "one column": (1, {}, 1),
+    "two columns": (2, {}, 1),
+    "three columns": (3, {}, 1),
+    "accumulated": (2, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, 2),
+    "labels": (2, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}, 3),
+    "a learnt scale": (2, {}, 1),
+    "a data set of the library": (2, {}, 1),
+}
+each_run = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RUNS]
 
 
-@pytest.mark.slow
-def test_accumulated_gradients_are_means_over_batches(checkpoint, tmp_path):
-    # 6 rows in batches of 2 make 3 batches: a window of 2, and one of 1.
-    model = ContrastiveModel(checkpoint).double()
-    run = trainer(model, tmp_path, rows(2), per_device_train_batch_size=2, gradient_accumulation_steps=2)
+@pytest.mark.parametrize("name", each_run)
+def test_a_run_equals_a_loop_by_hand(checkpoint, tmp_path, name):
+    columns, arguments, accumulated = RUNS[name]
+    learns = name == "a learnt scale"
+    model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=learns)).double()
+    data = rows(columns)
+    if name == "labels":  # which change nothing
+        data = [{**row, "label": number} for number, row in enumerate(data)]
+    if name == "a data set of the library":
+        data = pytest.importorskip("datasets", reason="datasets is not installed").Dataset.from_list(data)
+        with pytest.raises(ValueError, match="remove_unused_columns=False"):
+            trainer(ContrastiveModel(checkpoint), tmp_path, data, remove_unused_columns=True).train()
+    run = trainer(model, tmp_path, data, **arguments)
     run.train()
-    assert run.state.global_step == 4
-    by_hand = ByHand(checkpoint, 2).run(rows(2), batch_size=2, accumulated=2)
+    batch_size = arguments.get("per_device_train_batch_size", 3)
+    by_hand = ByHand(checkpoint, columns, learn_scale=learns)
+    by_hand.run(rows(columns), batch_size=batch_size, accumulated=accumulated)
+    assert run.state.global_step == len(by_hand.losses)
+    if learns:
+        assert model.loss.log_scale.item() == pytest.approx(by_hand.log_scale.item(), abs=1e-8)
     assert_same(model, by_hand, run)
-
-
-def test_labels_do_not_change_how_gradients_are_accumulated(checkpoint, tmp_path):
-    data = [{**row, "label": number} for number, row in enumerate(rows(2))]
-    model = ContrastiveModel(checkpoint).double()
-    run = trainer(model, tmp_path, data, per_device_train_batch_size=2, gradient_accumulation_steps=3)
-    run.train()
-    assert_same(model, ByHand(checkpoint, 2).run(rows(2), batch_size=2, accumulated=3), run)
 
 
 def test_a_learnt_scale_is_trained_saved_and_resumed(checkpoint, tmp_path):
@@ -193,16 +176,6 @@ def test_a_learnt_scale_is_trained_saved_and_resumed(checkpoint, tmp_path):
         assert torch.equal(encoder.model.state_dict()[name], tensor), name
     # A loss without a parameter has no use for the stored one.
     assert ContrastiveModel.from_pretrained(tmp_path / "saved").loss is fastqt.simcse_loss
-
-
-@pytest.mark.slow
-def test_a_learnt_scale_equals_that_of_the_loop(checkpoint, tmp_path):
-    model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True)).double()
-    run = trainer(model, tmp_path, rows(2))
-    run.train()
-    by_hand = ByHand(checkpoint, 2, learn_scale=True).run(rows(2), batch_size=3)
-    assert model.loss.log_scale.item() == pytest.approx(by_hand.log_scale.item(), abs=1e-8)
-    assert_same(model, by_hand, run)
 
 
 @pytest.mark.parametrize("columns", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
@@ -288,24 +261,6 @@ def test_losses_take_triplets(checkpoint, as_module):
     torch.testing.assert_close(losses, [losses[0]] * 3)
 
 
-def test_activations_may_be_recomputed(checkpoint):
-    gradients = []
-    for recomputes in (False, True):
-        model = ContrastiveModel(checkpoint).train()
-        assert not model.is_gradient_checkpointing
-        if recomputes:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            assert model.is_gradient_checkpointing
-            assert model.encoder.model.encoder.layer[0].gradient_checkpointing
-        torch.manual_seed(0)
-        model(**features(checkpoint, 1)).loss.backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for kept, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(kept, recomputed)
-    model.gradient_checkpointing_disable()
-    assert not model.encoder.model.encoder.layer[0].gradient_checkpointing
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -316,41 +271,20 @@ def test_arguments_of_the_trainer_do_no_harm(checkpoint, tmp_path, arguments):
     run = trainer(ContrastiveModel(checkpoint, pooling="mean"), tmp_path, rows(2), **arguments)
     run.train()
     assert all(math.isfinite(loss) for loss in losses_of(run))
-    assert run.state.global_step == 4
 
 
 @pytest.mark.slow
 def test_the_best_checkpoint_is_loaded_at_the_end(checkpoint, tmp_path):
     model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True))
-    run = trainer(
-        model,
-        tmp_path,
-        rows(2),
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        load_best_model_at_end=True,
-        learning_rate=10.0,  # the later, the worse
-    )
+    each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    worse = {"load_best_model_at_end": True, "learning_rate": 10.0}  # the later, the worse
+    run = trainer(model, tmp_path, rows(2), **each_step, **worse)
     run.train()
     best = ContrastiveModel.from_pretrained(
         run.state.best_model_checkpoint, loss=SimCSELoss(learn_scale=True)
     )
     for name, tensor in best.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
-
-
-@pytest.mark.slow
-def test_a_data_set_of_the_datasets_library(checkpoint, tmp_path):
-    datasets = pytest.importorskip("datasets", reason="the library datasets is not installed")
-    model = ContrastiveModel(checkpoint).double()
-    run = trainer(model, tmp_path, datasets.Dataset.from_list(rows(2)))
-    run.train()
-    assert_same(model, ByHand(checkpoint, 2).run(rows(2), batch_size=3), run)
-    removing = trainer(model, tmp_path, datasets.Dataset.from_list(rows(2)), remove_unused_columns=True)
-    with pytest.raises(ValueError, match="remove_unused_columns=False"):
-        removing.train()
 
 
 @pytest.mark.slow
@@ -361,29 +295,24 @@ def test_other_libraries_load_what_is_saved(checkpoint, tmp_path):
         for parameter in model.parameters():
             parameter.mul_(1.5)
     model.save_pretrained(tmp_path / "saved")
-    texts = [row["anchor"] for row in ROWS]
-    wanted = model.encoder.encode(texts)
     loaded = transformers.AutoModel.from_pretrained(tmp_path / "saved")
     assert type(loaded) is type(model.encoder.model)
-    assert HuggingFaceEncoder(tmp_path / "saved", pooling="mean").encode(texts) == pytest.approx(
-        wanted, abs=1e-6
-    )
-    theirs = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(texts)
-    assert theirs == pytest.approx(wanted, abs=1e-6)
+    texts = [row["anchor"] for row in ROWS]
+    wanted = model.encoder.encode(texts)
+    theirs = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    for encoder in (HuggingFaceEncoder(tmp_path / "saved", pooling="mean"), theirs):
+        assert encoder.encode(texts) == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"loss": 3}, TypeError, "loss: want a module or a function, got int"),
         ({"loss": fastqt.clip_loss, "mix": 1.0}, TypeError, "mix: no option of clip_loss"),
         ({"loss": SimCSELoss(), "scale": 1.0}, TypeError, "scale: want it when SimCSELoss is made"),
         ({"reduction": "none"}, ValueError, "reduction: want one that gives a scalar"),
         ({"loss": SimCSELoss(reduction="none")}, ValueError, "reduction: want one that gives a scalar"),
-        ({"pooling": "max"}, ValueError, "pooling: want"),
-        ({"group": "all"}, ValueError, "group: want"),
     ],
-    ids=["loss", "option", "module and option", "reduction", "module", "pooling", "group"],
+    ids=["option", "module and option", "reduction", "module"],
 )
 def test_wrong_arguments_are_refused(checkpoint, arguments, error, message):
     with pytest.raises(error, match=message):
@@ -448,3 +377,146 @@ def decayed(model, optimizer) -> set[str]:
     """The names of the parameters with weight decay."""
     places = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     return {name for name, p in model.named_parameters() if id(p) in places}
+
+
+@pytest.mark.slow  # transformers is imported in each process
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"gradient_checkpointing": True}],
+    ids=["plain", "gradient_checkpointing"],
+)
+def test_a_run_on_two_ranks_has_their_rows_in_one_batch(checkpoint, tmp_path, arguments):
+    ranks = Ranks(2)
+    try:
+        found = ranks.run(trained_on_ranks, str(checkpoint), str(tmp_path), arguments)
+    finally:
+        ranks.close()
+    wanted = trained(str(checkpoint), str(tmp_path), 2 * BATCH)
+    for rank in found:
+        assert rank.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(rank[name], tensor, rtol=1e-6, atol=1e-9, msg=name)
+
+
+PAIRS = [
+    {"id": 7, "query": "the cat sat.", "answer": "a mat", "label": 0},
+    {"id": 8, "query": "a", "answer": "the mats sat on a cat.", "label": 2},
+]
+
+
+@pytest.fixture
+def tokenizer(checkpoint):
+    return transformers.AutoTokenizer.from_pretrained(checkpoint)
+
+
+def same(found, wanted):
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_columns_of_text_in_their_order(tokenizer):
+    batch = ContrastiveCollator(tokenizer)(PAIRS)
+    wanted = dict(tokenizer(["the cat sat.", "a"], padding=True, return_tensors="pt"))
+    answers = tokenizer(["a mat", "the mats sat on a cat."], padding=True, return_tensors="pt")
+    wanted |= {f"positive_{name}": tensor for name, tensor in answers.items()}
+    same(batch, {**wanted, "labels": torch.tensor([0, 2])})
+    swapped = ContrastiveCollator(tokenizer, ("answer", "query"))(PAIRS)
+    assert torch.equal(swapped["input_ids"], batch["positive_input_ids"])
+    assert torch.equal(swapped["positive_input_ids"], batch["input_ids"])
+    alone = ContrastiveCollator(tokenizer, ["query"], max_length=3)(PAIRS)
+    assert alone.keys() == {"input_ids", "attention_mask", "token_type_ids", "labels"}
+    assert alone["attention_mask"].sum(1).tolist() == [3, 3]
+
+
+def test_columns_that_are_tokenised(tokenizer):
+    rows = [
+        {
+            **tokenizer(row["query"]),
+            **{f"positive_{name}": ids for name, ids in tokenizer(row["answer"]).items()},
+            "label": row["label"],
+        }
+        for row in PAIRS
+    ]
+    same(ContrastiveCollator(tokenizer)(rows), ContrastiveCollator(tokenizer)(PAIRS))
+
+
+def test_padding_is_on_the_right(tokenizer):
+    tokenizer.padding_side = "left"
+    assert ContrastiveCollator(tokenizer)(PAIRS)["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [((), "columns: want the names"), ("query", "columns: want the names"), (("a", "a"), "want distinct")],
+)
+def test_wrong_columns_are_refused(tokenizer, columns, message):
+    with pytest.raises(ValueError, match=message):
+        ContrastiveCollator(tokenizer, columns)
+
+
+def test_rows_without_text_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="columns: want question, got id, query, answer, label"):
+        ContrastiveCollator(tokenizer, ["question"])(PAIRS)
+    with pytest.raises(ValueError, match=r"columns: want columns of text, got label; .*remove_unused"):
+        ContrastiveCollator(tokenizer)([{"label": 3}])
+
+
+TWO = {"anchor": "the cat sat.", "positive": "the cat"}
+IDS = {"input_ids": [2, 5, 3], "positive_input_ids": [2, 6, 3]}
+
+
+TEXT, LABEL, TOKENS = (f"want a {what} in every row, " for what in ("text", "label", "list of tokens"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "want", "got"),
+    [
+        # A text is missing: in the first row, in a later one, in all of a batch.
+        ([{**TWO, "anchor": None}, TWO], "anchor", TEXT, "got None in row 0"),
+        ([TWO, {**TWO, "positive": None}], "positive", TEXT, "got None in row 1"),
+        ([{**TWO, "anchor": float("nan")}], "anchor", TEXT, "got nan in row 0"),
+        # Rows have different columns.
+        ([{"positive": "the cat"}, TWO], "anchor", TEXT, "got no such column in row 0"),
+        ([TWO, {"anchor": "a cat"}], "positive", TEXT, "got no such column in row 1"),
+        ([TWO, {**TWO, "negative": "a mat"}], "negative", TEXT, "got no such column in row 0"),
+        # Something else than a text.
+        ([{**TWO, "anchor": 5}, TWO], "anchor", TEXT, "got 5 in row 0"),
+        ([TWO, {**TWO, "anchor": ["a", "b"]}], "anchor", TEXT, r"got \['a', 'b'\] in row 1"),
+        ([{**TWO, "anchor": b"the cat"}], "anchor", TEXT, "got b'the cat' in row 0"),
+        ([{**TWO, "negatives": ["a", "b"]}], "negatives", TEXT, ".*several negatives has a column"),
+        ([{**TWO, "negatives": []}, {**TWO, "negatives": ["a"]}], "negatives", TEXT, r"got \[\] in row 0"),
+        # Labels.
+        ([{**TWO, "label": None}, {**TWO, "label": 1}], "label", LABEL, "got None in row 0"),
+        ([{**TWO, "label": 1}, TWO], "label", LABEL, "got no such column in row 1"),
+        ([TWO, {**TWO, "label": 1}], "label", LABEL, "got no such column in row 0"),
+        ([{**TWO, "label": "cats"}], "label", LABEL, "got 'cats' in row 0"),
+        ([{**TWO, "labels": [1]}, {**TWO, "labels": [1, 2]}], "labels", "want labels of one shape", ""),
+        # Columns that are tokenised.
+        ([{**IDS, "input_ids": None}, IDS], "input_ids", TOKENS, "got None in row 0"),
+        ([IDS, {**IDS, "input_ids": []}], "input_ids", TOKENS, r"got \[\] in row 1"),
+        ([{"input_ids": [2, 3]}, IDS], "positive_input_ids", TOKENS, "got no such column in row 0"),
+        ([TWO, IDS], "input_ids", TOKENS, "got no such column in row 0"),
+        ([], "rows", "want at least one", ""),
+    ],
+    ids=range(21),
+)
+def test_what_a_row_lacks_is_named(tokenizer, rows, column, want, got):
+    with pytest.raises(ValueError, match=f"^{column}: {want}{got}"):
+        ContrastiveCollator(tokenizer)(rows)
+
+
+def test_only_named_columns_have_to_hold_text(tokenizer):
+    rows = [{**TWO, "title": None, "label": "cats"}, {**TWO, "title": "a", "label": "cats"}]
+    same(
+        ContrastiveCollator(tokenizer, ["anchor", "label"])(rows),
+        ContrastiveCollator(tokenizer)([{"anchor": TWO["anchor"], "positive": "cats"}] * 2),
+    )
+
+
+def test_an_empty_text_is_its_special_tokens_and_refused_if_it_has_none(tokenizer):
+    rows = [{"anchor": "", "positive": "a"}, TWO]
+    collate = ContrastiveCollator(tokenizer)
+    assert collate(rows)["attention_mask"].sum(1).tolist() == [2, 6]
+    tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(ValueError, match=r"^anchor: want a text with a token .*, got '' in row 0"):
+        collate(rows)

@@ -1,4 +1,4 @@
-"""The image-caption protocol from files: what is read, divided, learnt and refused."""
+"""Images and captions: maps, ranks, chance, and the protocol from files; nearest rows and analogies."""
 
 import gzip
 import io
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fastqt.errors import InputError
+from fastqt.sentences.evaluation import analogies, fit_maps, nearest_rows, pools, retrieval
 from fastqt.sentences.evaluation.captions import (
     Caption,
     MapOptions,
@@ -18,22 +20,120 @@ from fastqt.sentences.evaluation.captions import (
     read_features,
     split_by_share,
 )
+from fastqt.sentences.evaluation.retrieval import Pairs, chance
 from tests.shared.novels import novel
+from tests.shared.tolerances import FLOAT32
 
 
-def write_array(path, array):
-    np.save(path, array, allow_pickle=True)
-    return path
+def planted(images=120, captions=3, seed=0):
+    """Images, their captions as noisy linear functions of the images, and the owner of each caption."""
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((images, 12))
+    owners = generator.permutation(np.repeat(np.arange(images), captions))
+    y = x[owners] @ np.random.default_rng(99).standard_normal((12, 20))
+    return x, y + 0.3 * generator.standard_normal(y.shape), owners
+
+
+def test_the_maps_that_are_best_on_the_development_pairs_are_kept():
+    x, y, owners = planted(40)
+    dev = Pairs(*planted(25, seed=1))
+    options = {"dim": 8, "batch_size": 30, "learning_rate": 0.02}  # too high: later maps are worse again
+    each = [fit_maps(x, y, owners, **options, epochs=epochs) for epochs in range(1, 13)]
+    scores = [sum(sum(found[:3]) for found in maps.retrieve(*dev)) for maps in each]
+    best = 1 + int(np.argmax(scores))
+    kept = fit_maps(x, y, owners, **options, epochs=12, dev=dev, patience=12)
+    assert kept.epochs == best
+    assert torch.equal(kept.image.weight, each[best - 1].image.weight)
+    assert each[-1].epochs == 12
+    # The first pass after which as many were in vain ends the training.
+    in_vain = highest = first = 0
+    for number, score in enumerate(scores, start=1):
+        in_vain, highest, first = (0, score, number) if score > highest else (in_vain + 1, highest, first)
+        if in_vain == 2:
+            break
+    assert fit_maps(x, y, owners, **options, epochs=12, dev=dev, patience=2).epochs == first
+
+
+@pytest.mark.parametrize("owners", [range(30), [*range(12), *range(12), *range(6)], [0] * 9 + [1]])
+def test_chance_is_what_random_orders_find(owners):
+    owners = np.array(owners)
+    images = owners.max() + 1
+    generator = np.random.default_rng(0)
+    ranks_of_images, ranks_of_captions = [], []
+    for _ in range(4000):
+        order = 1 + generator.permutation(len(owners))
+        ranks_of_images += [order[owners == image].min() for image in range(images)]
+        ranks_of_captions += [1 + generator.integers(images)]
+    for found, ranks in zip(chance(owners, images), (ranks_of_images, ranks_of_captions), strict=True):
+        shares = [np.mean(np.array(ranks) <= limit) for limit in (1, 5, 10)]
+        assert found[:3] == pytest.approx(shares, abs=0.03)  # 4,000 draws err by 0.008
+        assert found.median_rank == pytest.approx(np.median(ranks), abs=1)
+
+
+def test_the_margin_loss_with_all_contrasts_and_with_a_sample():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(8, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    owners = torch.tensor([0, 1, 2, 3, 4, 5, 0, 1])
+    scores, wanted = (x @ y.T).tolist(), 0.0
+    for i in range(8):
+        for j in range(8):
+            if owners[i] != owners[j]:
+                wanted += max(0, 0.2 - scores[i][i] + scores[i][j]) + max(
+                    0, 0.2 - scores[i][i] + scores[j][i]
+                )
+    assert retrieval.margin_loss(x, y, owners, 0.2, 50).item() == pytest.approx(wanted / 8, rel=FLOAT32)
+    torch.manual_seed(0)
+    few = [retrieval.margin_loss(x, y, owners, 0.2, 2).item() for _ in range(2000)]
+    # Two of six contrasts are sampled, or two of seven if no other row has the same owner.
+    bounds = sorted((wanted / 8 * 2 / 7, wanted / 8 * 2 / 6))
+    assert bounds[0] * 0.98 < np.mean(few) < bounds[1] * 1.02
+
+
+def test_owners_that_do_not_fit_are_refused():
+    x, y, owners = planted(10)
+    for wrong in (owners[1:], owners + 1, owners - 1):
+        with pytest.raises(ValueError, match="owners: want one of 10 images for each of 30 captions, got "):
+            fit_maps(x, y, wrong)
+
+
+@pytest.mark.parametrize("k", [1, 4, 100])
+def test_nearest_rows_agree_with_a_search_of_the_whole_matrix(k, monkeypatch):
+    monkeypatch.setattr(pools, "BLOCK_ROWS", 7)
+    generator = np.random.default_rng(0)
+    queries, pool = generator.standard_normal((3, 6)), generator.standard_normal((40, 6))
+    pool[31] = 2 * pool[5]  # at the same cosine, so the earlier row comes first
+    cosines = (queries @ pool.T) / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(pool, axis=1)
+    rows, found = nearest_rows(queries, pool, k)
+    assert rows.shape == (3, min(k, 40))
+    np.testing.assert_allclose(found, -np.sort(-cosines, axis=1)[:, :k], atol=FLOAT32)
+    np.testing.assert_allclose(np.take_along_axis(cosines, rows, axis=1), found, atol=FLOAT32)
+    tied, _ = nearest_rows(pool[[5]], pool, 2)
+    assert tied.tolist() == [[5, 31]]
+
+
+def test_analogies_do_not_exclude_the_question():
+    pool = np.array([[1.0, 0, 0], [0, 1, 0], [1, 0, 5], [0, 1, 5]])
+    rows, cosines = analogies(pool[[0]], pool[[1]], pool[[2]], pool)
+    assert rows.tolist() == [[3]]
+    assert cosines[0, 0] == pytest.approx(1)
+    same, _ = analogies(pool[[0]], pool[[0]], pool[[2]], pool)
+    assert same.tolist() == [[2]]
+
+
+def test_an_empty_pool_and_k_0_are_refused():
+    for pool, k in ((np.ones((3, 2)), 0), (np.ones((0, 2)), 1)):
+        with pytest.raises(ValueError, match="k: want "):
+            nearest_rows(np.ones((1, 2)), pool, k)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
 def test_features_are_read_as_float32(tmp_path, dtype):
     wanted = np.arange(6).reshape(2, 3) / 8
-    found = read_features(write_array(tmp_path / "x.npy", wanted.astype(dtype)))
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, wanted)
-    turned = write_array(tmp_path / "f.npy", np.asfortranarray(wanted.astype(dtype)))
-    np.testing.assert_array_equal(read_features(turned), wanted)
+    for array in (wanted.astype(dtype), np.asfortranarray(wanted.astype(dtype))):
+        np.save(tmp_path / "x.npy", array)
+        found = read_features(tmp_path / "x.npy")
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -41,27 +141,28 @@ def test_features_are_read_as_float32(tmp_path, dtype):
     [
         (np.ones(3), r"x\.npy: want 2 dimensions and a dtype of kind f, got shape \(3,\) and float64"),
         (np.ones((2, 2), dtype=int), "want 2 dimensions and a dtype of kind f, got .* int64"),
-        (np.array([["a"]], dtype=object), "want 2 dimensions and a dtype of kind f, got .* object"),
-        (np.ones((0, 2)), r"want a value at least, got shape \(0, 2\)"),
         (np.array([[np.nan]]), "want finite numbers of 32 bits"),
         (np.array([[1e300]]), "want finite numbers of 32 bits"),
+        (b"no array", r"x\.npy: want an array of numpy's format, got a damaged header"),
+        (None, r"no such file: .*x\.npy"),
     ],
 )
-def test_other_arrays_are_refused(tmp_path, array, message):
+def test_other_features_are_refused(tmp_path, array, message):
+    path = tmp_path / "x.npy"
+    if isinstance(array, bytes):
+        path.write_bytes(array)
+    elif array is not None:
+        np.save(path, array)
     with pytest.raises(InputError, match=message):
-        read_features(write_array(tmp_path / "x.npy", array))
+        read_features(path)
 
 
-def test_missing_and_damaged_files_of_features_are_refused(tmp_path):
-    path = write_array(tmp_path / "x.npy", np.ones((4, 5)))
+def test_features_cut_short_and_a_folder_are_refused(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((4, 5)))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(InputError, match=r"x\.npy: want 160 bytes for shape \(4, 5\) of float64, got 152"):
         read_features(path)
-    path.write_text("no array")
-    with pytest.raises(InputError, match=r"x\.npy: want an array of numpy's format, got a damaged header"):
-        read_features(path)
-    with pytest.raises(InputError, match=r"no such file: .*none\.npy"):
-        read_features(tmp_path / "none.npy")
     with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
         read_features(tmp_path)
 
@@ -116,27 +217,22 @@ def test_parts_with_an_image_in_common_are_refused():
     with pytest.raises(InputError, match="test: want captions of at least 2 images, got 1"):
         check_parts(parts, ("train", "dev", "test"))
     parts[2].append(Caption("f", 1))
-    with pytest.raises(
-        InputError, match="test: want images that are in no other part, got image 1, which is"
-    ):
+    with pytest.raises(InputError, match="test: want images that are in no other part, got image 1, which"):
         check_parts(parts, ("train", "dev", "test"))
     parts[2][1] = Caption("f", 4)
     check_parts(parts, ("train", "dev", "test"))
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
+def test_options_outside_their_range_are_refused():
+    for option, message in (
         ({"dim": 0}, "dim: want at least 1, got 0"),
         ({"patience": 0}, "patience: want at least 1, got 0"),
         ({"margin": -0.1}, "margin: want a number of at least 0, got -0.1"),
         ({"margin": float("nan")}, "margin: want a number of at least 0, got nan"),
         ({"seed": -1}, "seed: want 0 to 4294967295, got -1"),
-    ],
-)
-def test_options_outside_their_range_are_refused(option, message):
-    with pytest.raises(InputError, match=message):
-        MapOptions(**option)
+    ):
+        with pytest.raises(InputError, match=message):
+            MapOptions(**option)
 
 
 def letters(texts):
@@ -164,16 +260,3 @@ def test_sentences_of_novels_are_found_by_features_that_depend_on_them(tmp_path)
     results = evaluate_retrieval(letters, unrelated, parts, options, progress=False)
     for figures in results.tasks.values():
         assert figures["R@10"] < 3 * figures["chance"]["R@10"]
-
-
-def test_vectors_that_are_all_alike_find_what_chance_does():
-    captions = [Caption(f"caption {number}", number) for number in range(60)]
-    features = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    parts = split_by_share(captions, 0.3, 0)
-    results = evaluate_retrieval(
-        lambda texts: np.ones((len(texts), 3)), features, parts, MapOptions(dim=4), progress=False
-    )
-    for figures in results.tasks.values():
-        chance = figures.pop("chance")
-        assert figures == pytest.approx(chance)
-        assert chance["median rank"] == 9.5  # in the middle of 18

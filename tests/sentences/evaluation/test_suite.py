@@ -6,16 +6,19 @@ import json
 import lzma
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+import fastqt.sentences.evaluation
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation import SENTEVAL_GRID, Cache, evaluate
 from fastqt.sentences.evaluation import vectors as vectors_module
 from fastqt.sentences.evaluation.tasks import Options, sources
 
+ROOT = Path(__file__).parents[3]
 WORDS = [f"word{number}" for number in range(12)]
 GRID = (1.0, 16.0)
 
@@ -95,9 +98,7 @@ def test_all_tasks_find_what_was_planted(data):
         assert figures["all"]["spearman"] > 0.99
         assert figures["subsets"]["one"]["pairs"] == 10
     assert results.tasks["STSB"]["test"]["pearson"] > 0.99
-    assert results.tasks["ALIGN"]["alignment"] == pytest.approx(
-        0
-    )  # because positive pairs have the same words
+    assert results.tasks["ALIGN"]["alignment"] == pytest.approx(0)  # positive pairs have the same words
     assert results.tasks["ALIGN"]["uniformity"] < 0
     assert results.width == 21
     asked = [text for batch in encode.batches for text in batch]
@@ -107,7 +108,7 @@ def test_all_tasks_find_what_was_planted(data):
 
 def test_the_results_of_a_small_file_by_hand(data):
     rows = [("a", 1, "word1 word2", "word1 word3"), ("a", 5, "word1", "word1"), ("b", 0, "word4", "word5")]
-    rows += [("b", 4, "word1 word2 word3", "word1 word2"), ("b", 2, "word7 word8", "word8 word9 word1")]
+    rows += [("b", 5, "word1 word2 word3", "word1 word2"), ("b", 2, "word7 word8", "word8 word9 word1")]
     cosine = np.array([1 / 2, 1, 0, 2 / 6**0.5, 1 / 6**0.5])
     write(data / "STS" / "STS14.tsv.xz", rows)
     found = evaluate(BagOfWords(), data, ["STS14"]).tasks["STS14"]
@@ -174,13 +175,9 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
     path.write_bytes(whole[:-100])
     with pytest.raises(InputError, match=r"key\.npz .*damaged.*remove this file"):
         evaluate(None, data, ["STS14"], cache=cache)
-
-
-def test_a_cache_of_another_width_is_refused(tmp_path):
-    cache = Cache(tmp_path, "key")
+    path.unlink()
     vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
-    message = r"encode or .*key\.npz: want vectors of one width, got 2, 3"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"encode or .*key\.npz: want vectors of one width, got 2, 3"):
         vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
 
 
@@ -188,10 +185,7 @@ def test_results_as_table_and_file(data, tmp_path):
     results = evaluate(BagOfWords(), data, ["MR", "STS14", "STSB"], grid=GRID)
     lines = results.table().splitlines()
     assert lines[0].split() == ["MR", "accuracy", "1.0000"]
-    assert [line.split()[:3] for line in lines[1:3]] == [
-        ["STS14", "all", "pearson"],
-        ["STS14", "all", "spearman"],
-    ]
+    assert [line.split()[:3] for line in lines[1:3]] == [["STS14", "all", x] for x in ("pearson", "spearman")]
     assert len(lines) == 1 + 6 + 4
     assert len({len(line) for line in lines}) == 1
     results.save(tmp_path / "out.json", command="by hand")
@@ -275,9 +269,10 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    "damage", ["missing", "empty", "one line", "one value", "out of range", "blank", "few"]
-)
+DAMAGES = ["missing", "empty", "one line", "one value", "out of range", "blank", "few"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("task", "name"), FILES)
 def test_a_damaged_file_costs_no_other_task_its_results(data, tmp_path, task, name, damage):
     label, text, lone, constant, beyond = FILES[task, name]
@@ -341,15 +336,13 @@ def test_results_are_given_after_each_task_whatever_comes_of_it(data):
 
 def test_subsets_without_a_correlation_are_told(data):
     rows = [(name, score, "word1 word2", f"word1 word{score}") for name in "ab" for score in (2, 3, 4)]
-    write(
-        data / "STS" / "STS13.tsv.xz",
-        [*rows, ("c", 1, "word1", "word1"), *(("SMT", *row[1:]) for row in rows)],
-    )
+    of_smt = [("SMT", *row[1:]) for row in rows]
+    write(data / "STS" / "STS13.tsv.xz", [*rows, ("c", 1, "word1", "word1"), *of_smt])
     results = evaluate(BagOfWords(), data, ["STS13"])
     assert "STS13: not defined. c: A correlation wants at least 2 pairs; there is 1." in results.table()
     assert np.isnan(results.tasks["STS13"]["mean"]["pearson"])
     assert results.tasks["STS13"]["all"]["pearson"] == results.tasks["STS13"]["all"]["pearson"]
-    write(data / "STS" / "STS13.tsv.xz", [("SMT", *row[1:]) for row in rows])
+    write(data / "STS" / "STS13.tsv.xz", of_smt)
     with pytest.raises(InputError, match=r"STS13: .*: want other pairs than those of SMT, .*, got none"):
         evaluate(BagOfWords(), data, ["STS13"])
 
@@ -370,3 +363,30 @@ def test_wrong_options_and_encoders_are_refused(data):
     ):
         with pytest.raises(InputError, match=f"encode: {message}"):
             evaluate(encode, data, ["STS12"])
+
+
+TEXT = (ROOT / "docs" / "evaluation.md").read_text()
+
+
+def test_all_named_tasks_and_functions_exist():
+    named = set(re.findall(r"`(\w+)\(", TEXT)) - {"SentenceTransformer"}
+    assert named <= set(fastqt.sentences.evaluation.__all__) | {"retrieve"}
+    table = TEXT[TEXT.index("| task |") : TEXT.index("Files are")]
+    for task in sources(Options()):
+        assert ("STS12 to STS16" if task.startswith("STS1") else task) in table
+
+
+def test_the_table_of_clip_art_shows_stored_runs():
+    stored = ROOT / "benchmarks" / "results" / "retrieval"
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", TEXT[TEXT.index("A run on clip art") :], re.MULTILINE)
+    rows = [row for row in rows if not row[0].startswith("---")]
+    names = ("captions", "quickthoughts", "random", "word2vec", "chance")
+    for name, (_, *cells) in zip(names[1:], rows[1:], strict=True):
+        runs = sorted(stored.glob("openclipart-*.json" if name == "chance" else f"openclipart-{name}-*.json"))
+        assert len(runs) == (9 if name == "chance" else 3)
+        for direction, cell in zip(("captions by image", "images by caption"), cells, strict=True):
+            tasks = [json.loads(run.read_text())["tasks"][direction] for run in runs]
+            found = [task["chance"] if name == "chance" else task for task in tasks]
+            shares = [100 * np.mean([each[f"R@{limit}"] for each in found]) for limit in (1, 5, 10)]
+            median = np.mean([each["median rank"] for each in found])
+            assert cell == f"{' / '.join(f'{share:.1f}' for share in shares)}, {median:.1f}"

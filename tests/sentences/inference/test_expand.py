@@ -12,8 +12,10 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.expand import add_words
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.text import Vocabulary
+from fastqt.sentences.text.expansion import expand_vocabulary, fit_affine
 from fastqt.sentences.train import train
-from tests.shared.tolerances import FLOAT32, relative
+from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 W = 5
 SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward": 8}
@@ -75,10 +77,7 @@ def test_words_and_vectors_that_do_not_fit_are_refused(model, tmp_path):
     for arguments, message in (
         ((words[:-1], vectors), r"vectors: want \(\d+, W\)"),
         (([*words[:-1], words[0]], vectors), "words: want distinct ones, got 1 more than once"),
-        (
-            (words[:10], vectors[:10]),
-            "words: want more of the model's than the vectors' 5 dim.*got 5",
-        ),
+        ((words[:10], vectors[:10]), "words: want more of the model's than the vectors' 5 dim.*got 5"),
         ((words, np.full_like(vectors, np.nan)), "vectors: want finite numbers, got NaN or infinity"),
     ):
         with pytest.raises(InputError, match=message):
@@ -91,11 +90,11 @@ def test_words_and_vectors_that_do_not_fit_are_refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["bow"], indirect=True)
-def test_a_failed_write_leaves_no_part_of_a_model(model, tmp_path, monkeypatch):
+def test_a_failed_write_or_another_writer_leaves_no_part_of_a_model(model, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    out = tmp_path / "expanded"
+    out, other = tmp_path / "expanded", tmp_path / "other"
     with monkeypatch.context() as patch:
         patch.setattr("fastqt.sentences.inference.expand.save_model", full)
         with pytest.raises(OSError, match="No space left on device"):
@@ -103,18 +102,13 @@ def test_a_failed_write_leaves_no_part_of_a_model(model, tmp_path, monkeypatch):
     assert not out.exists()
     add_words(model, *pretrained(model), out)
     assert len(list(out.iterdir())) == 3
-
-
-@pytest.mark.parametrize("model", ["bow"], indirect=True)
-def test_a_directory_that_another_process_writes_to_is_refused(model, tmp_path):
-    out = tmp_path / "expanded"
-    out.mkdir()
-    with locked(out), pytest.raises(InputError, match="is writing in it: wait until it ends"):
-        add_words(model, *pretrained(model), out)
-    (out / "metrics.jsonl").touch()
+    other.mkdir()
+    with locked(other), pytest.raises(InputError, match="is writing in it: wait until it ends"):
+        add_words(model, *pretrained(model), other)
+    (other / "metrics.jsonl").touch()
     with pytest.raises(InputError, match=r"a file of its name, metrics\.jsonl"):
-        add_words(model, *pretrained(model), out)
-    assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]
+        add_words(model, *pretrained(model), other)
+    assert [path.name for path in other.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_model_without_word_vectors_is_refused(planted, tmp_path):
@@ -124,20 +118,16 @@ def test_a_model_without_word_vectors_is_refused(planted, tmp_path):
         add_words(tmp_path / "model", ["a"], np.zeros((1, 5)), tmp_path / "expanded")
 
 
-def test_the_command_reads_files_of_vectors(planted, tmp_path, capsys):
-    run = tmp_path / "run"
+def test_the_command_reads_a_file_of_vectors(planted, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "out"
     train(TrainConfig((planted[0],), **SMALL, batch_size=48, steps=2, device="cpu"), run)
     words, vectors = pretrained(run)
-    words = [word.replace(" ", "_") for word in words]
     np.savez(tmp_path / "vectors.npz", words=np.array(words), vectors=vectors)
-    lines = (f"{word} {' '.join(map(repr, row.tolist()))}" for word, row in zip(words, vectors, strict=True))
-    (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
-    for name in ("vectors.npz", "vectors.txt"):
-        out = tmp_path / f"of_{name}"
-        assert main(["expand", str(run), str(tmp_path / name), "--out", str(out)]) == 0
-        assert capsys.readouterr().out == f"{out}: {len(NEW)} words added\n"
-    one, other = ((tmp_path / f"of_{name}" / "model.safetensors") for name in ("vectors.npz", "vectors.txt"))
-    assert one.read_bytes() == other.read_bytes()
+    assert main(["expand", str(run), str(tmp_path / "vectors.npz"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: {len(NEW)} words added\n"
+    add_words(run, words, vectors, tmp_path / "same")
+    files = (folder / "model.safetensors" for folder in (out, tmp_path / "same"))
+    assert len({file.read_bytes() for file in files}) == 1
 
 
 def test_words_with_capitals_take_part_in_the_map_with_their_lower_case_vectors(planted, tmp_path):
@@ -163,3 +153,29 @@ def test_words_with_capitals_take_part_in_the_map_with_their_lower_case_vectors(
         fitted = np.linalg.lstsq(design[[place[word.lower()] for word in known]], targets, rcond=None)[0]
         rows = [new[word] for word in NEW]
         assert relative(weight[rows], design[[place[word] for word in NEW]] @ fitted) <= FLOAT32
+
+
+def test_the_map_solves_the_normal_equations():
+    random = np.random.default_rng(0)
+    sources, targets = random.normal(3.0, 2.0, size=(90, W)), random.normal(size=(90, 7))
+    sources, targets = sources.astype(np.float32), targets.astype(np.float32)
+    fitted = fit_affine(sources, targets)
+    design = np.hstack([sources, np.ones((90, 1))]).astype(np.float64)
+    wanted = np.linalg.solve(design.T @ design, design.T @ targets.astype(np.float64))
+    assert relative(np.vstack([fitted.matrix, fitted.intercept]), wanted) <= 10 * FLOAT64
+    assert relative(fitted(sources), design @ wanted) <= FLOAT64
+    for shapes, message in (
+        (((5, 5), (5, 2)), "sources: want more rows than the 5 columns.*got 5"),
+        (((6, 5), (7, 2)), r"targets: want \(n, D\)"),
+        (((6,), (6, 2)), r"targets: want \(n, D\) for sources \(n, W\) \(6,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit_affine(*map(np.zeros, shapes))
+
+
+def test_new_words_have_the_next_numbers_and_the_options_stay():
+    vocabulary = Vocabulary.build(["the cat sat", "the cat"], 3, unknown="drop", max_length=4)
+    grown = expand_vocabulary(vocabulary, ["mat", "sat"])
+    assert (len(vocabulary), len(grown)) == (3, 5)
+    assert vocabulary.encode(["the cat sat on the mat"]).ids.tolist() == [2, 1, 2]
+    assert grown.encode(["the cat sat on the mat"]).ids.tolist() == [2, 1, 4, 2]

@@ -1,4 +1,4 @@
-"""GLOSS from end to end: training, resuming, embedding and interpolated sentences."""
+"""GLOSS from end to end: training, resuming, inference as it is told, embedding, interpolated sentences."""
 
 import json
 import math
@@ -10,59 +10,100 @@ import torch
 from safetensors.torch import load_file
 
 from fastqt.errors import InputError
+from fastqt.nn.gloss_inference import Inference
 from fastqt.sentences.cli import main
+from fastqt.sentences.evaluation import load_encoder
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.interpolate import sentences_between, vectors_between
+from fastqt.sentences.inference.latents import chosen_inference, set_inference
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
-from fastqt.sentences.text import Corpus, Vocabulary
+from fastqt.sentences.text import Corpus, Vocabulary, pad
 from fastqt.sentences.train import train
+from tests.shared.command_lines import error_line
 from tests.shared.gloss_oracle import Oracle
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
 MODELS = ("gloss-bow", "gloss-pos")
 SMALL = {"keep_checkpoint": True, "word_dim": 6, "batch_size": 48, "report_every": 3}
-SENTENCES = (
-    "The cat sat on the mat .",
-    "A dog ran over the hill",
-    "No comment on police suspension .",
-    "History tells us differently",
-    "Rain fell all day",
-)
+SENTENCES = [
+    *("The cat sat on the mat .", "A dog ran over the hill", "No comment on police suspension ."),
+    *("History tells us differently", "Rain fell all day"),
+]
+UNSEEN = [
+    *("The dog sat on police hill", "History fell over the mat .", "No cat ran all day ."),
+    *("A comment tells us differently", "suspension Rain hill us on sat"),
+]
+SPECIFIED = ["--inference", "specified", "--inference-steps", "7", "--inference-learning-rate", "0.5"]
+HOW = Inference(steps=7, learning_rate=0.5, safeguard=False)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "five.txt"
+    path.write_text("\n".join(SENTENCES))
+    return path
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def trained(request, tmp_path_factory):
+def trained(request, corpus):
     """The directory of a model that has memorised five sentences."""
-    corpus = tmp_path_factory.mktemp("corpus") / "five.txt"
-    corpus.write_text("\n".join(SENTENCES))
-    run = corpus.parent / "run"
+    run = corpus.parent / request.param
     settings = {"word_dim": 200, "learning_rate": 0.01, "batch_size": 5, "epochs": 50, "report_every": 50}
     train(TrainConfig((str(corpus),), model=request.param, **settings), run)
     return run
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_steps_agree_with_numpy(planted, tmp_path, model):
-    """With shuffled batches, the options of the paper, and <unk> for most words."""
-    config = TrainConfig((planted[0],), model=model, vocab_size=30, steps=3, seed=5, clip=1.0, **SMALL)
+@pytest.fixture(scope="module", params=MODELS)
+def well_trained(request, corpus):
+    """That of one whose decoder is so steep that specified steps of inference diverge."""
+    run = corpus.parent / f"well-trained-{request.param}"
+    settings = {"word_dim": 40, "learning_rate": 0.1, "batch_size": 5, "epochs": 100, "report_every": 100}
+    train(TrainConfig((str(corpus),), model=request.param, **settings), run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def other(corpus):
+    """That of a model of another kind."""
+    run = corpus.parent / "other"
+    train(TrainConfig((str(corpus),), word_dim=4, batch_size=4, context_size=1, steps=1), run)
+    return run
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "clip"),
+    [
+        *((model, {"vocab_size": 30, "clip": 1.0}, 1.0) for model in MODELS),  # <unk> for most words
+        ("gloss-pos", {"position_loss": "mean"}, 25.0),
+    ],
+    ids=[*MODELS, "mean over positions"],
+)
+def test_steps_agree_with_numpy(planted, tmp_path, model, options, clip):
+    """With shuffled batches, and the options of the paper."""
+    config = TrainConfig((planted[0],), model=model, steps=3, seed=5, **SMALL, **options)
     assert (config.learning_rate, config.epochs, replace(config, clip=None).clip) == (3e-4, 210, 25)
     train(config, tmp_path / "run")
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
     corpus = Corpus([planted[0]], vocabulary)
     torch.manual_seed(5)
-    oracle = Oracle(build_model(config, 30, sentences=len(corpus)), lr=3e-4, clip=1.0)
+    oracle = Oracle(build_model(config, len(vocabulary), sentences=len(corpus)), lr=3e-4, clip=clip)
     for batch in map(corpus.sample, np.split(corpus.order(seed=5, epoch=0)[: 3 * 48], 3)):
         loss, _ = oracle.step(batch.rows.numpy(), batch.tokens.numpy(), batch.lengths.numpy())
         latents, words = oracle.values["latents"][batch.rows], batch.lengths
         if model == "gloss-bow":
             words = (batch.tokens != 0).sum(1)
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    line = metrics(tmp_path / "run")[-1]
     times = {"sentences_per_second", "tokens_per_second", "seconds", "cpu_seconds"}
     times |= {"data_seconds", "gradients_seconds", "optimiser_seconds"}
     assert {"step", "loss", "loss_per_word", "latent_norm", *times} == line.keys()
     assert line["loss"] == pytest.approx(loss, rel=FLOAT32)
-    assert line["loss_per_word"] == pytest.approx(loss * 48 / int(words.sum()), rel=FLOAT32)
+    per_word = loss if "position_loss" in options else loss * 48 / int(words.sum())
+    assert line["loss_per_word"] == pytest.approx(per_word, rel=FLOAT32)
     assert line["latent_norm"] == pytest.approx(np.linalg.norm(latents, axis=1).mean(), rel=1e-3)
     for name, stored in load_file(tmp_path / "run" / "model.safetensors").items():
         if name != "radius":
@@ -70,36 +111,17 @@ def test_steps_agree_with_numpy(planted, tmp_path, model):
             assert (stored.double() - torch.from_numpy(oracle.values[name])).abs().max() < 1e-6, name
 
 
-def test_the_mean_over_positions_is_trained(planted, tmp_path):
-    """The steps are those of numpy, and the loss per word is the loss."""
-    config = TrainConfig((planted[0],), model="gloss-pos", position_loss="mean", steps=3, seed=5, **SMALL)
-    train(config, tmp_path / "run")
-    encoder = SentenceEncoder.load(tmp_path / "run")
-    assert encoder.model.position_loss == "mean"
-    corpus = Corpus([planted[0]], encoder.vocabulary)
-    torch.manual_seed(5)
-    oracle = Oracle(build_model(config, len(encoder.vocabulary), sentences=len(corpus)), lr=3e-4, clip=25.0)
-    for batch in map(corpus.sample, np.split(corpus.order(seed=5, epoch=0)[: 3 * 48], 3)):
-        loss, _ = oracle.step(batch.rows.numpy(), batch.tokens.numpy(), batch.lengths.numpy())
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert line["loss"] == line["loss_per_word"] == pytest.approx(loss, rel=FLOAT32)
-    with pytest.raises(InputError, match="position_loss: want 'sum' with model gloss-bow, got 'mean'"):
-        TrainConfig(("x",), model="gloss-bow", position_loss="mean")
-
-
 @pytest.mark.parametrize("latents", ["rows", "all"])
 def test_a_step_moves_the_right_latent_vectors(planted, tmp_path, latents):
     config = TrainConfig((planted[0],), model="gloss-bow", latents=latents, steps=3, **SMALL)
-    train(config, tmp_path / "run")
-    stored = load_file(tmp_path / "run" / "model.safetensors")["latents"]
-    after_two = tmp_path / "two"
-    train(replace(config, steps=2), after_two)
-    moved = (stored != load_file(after_two / "model.safetensors")["latents"]).any(1)
-    vocabulary = Vocabulary.load(after_two / "vocabulary.json")
+    train(config, tmp_path / "three")
+    train(replace(config, steps=2), tmp_path / "two")
+    three, two = (load_file(tmp_path / run / "model.safetensors")["latents"] for run in ("three", "two"))
+    vocabulary = Vocabulary.load(tmp_path / "two" / "vocabulary.json")
     order = Corpus([planted[0]], vocabulary).order(seed=0, epoch=0)
     named = order[: 3 * 48] if latents == "all" else order[2 * 48 : 3 * 48]
-    assert moved.nonzero()[:, 0].tolist() == sorted(named)
-    assert stored.norm(dim=1).max() < 2 + 1e-6
+    assert (three != two).any(1).nonzero()[:, 0].tolist() == sorted(named)
+    assert three.norm(dim=1).max() < 2 + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -117,10 +139,7 @@ def test_a_paused_training_equals_an_uninterrupted_one(planted, tmp_path, model,
         assert whole.keys() == parts.keys()
         assert all(torch.equal(whole[key], parts[key]) for key in whole)
     lines = [
-        [
-            [value for key, value in json.loads(line).items() if "second" not in key]
-            for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()
-        ]
+        [[value for key, value in line.items() if "second" not in key] for line in metrics(tmp_path / run)]
         for run in ("whole", "parts")
     ]
     assert lines[0] == lines[1]
@@ -139,25 +158,12 @@ def test_held_out_sentences_are_inferred(planted, tmp_path):
     assert line["validation_latent_norm"] == pytest.approx(latents.norm(dim=1).mean().item(), rel=FLOAT32)
 
 
-def test_a_loaded_model_has_the_stored_weights(trained):
+def test_memorised_sentences_are_generated_and_interpolated(trained, capsys):
     encoder = SentenceEncoder.load(trained)
-    assert encoder.model.latents.shape == (5, 200)
     stored = load_file(trained / "model.safetensors")
+    assert stored["latents"].shape == (5, 200)
     assert stored.keys() == encoder.model.state_dict().keys()
     assert all(torch.equal(stored[name], value) for name, value in encoder.model.state_dict().items())
-
-
-def test_memorised_sentences_are_generated(trained):
-    encoder = SentenceEncoder.load(trained)
-    tokens, lengths, _ = Corpus([str(trained.parent / "five.txt")], encoder.vocabulary).sample(np.arange(5))
-    words = encoder.model.generate(encoder.model.latents.detach(), lengths)
-    if encoder.model.decoder == "bow":
-        words, tokens = words.sort(1).values, tokens.sort(1).values
-    assert torch.equal(words, tokens)
-
-
-def test_interpolation_begins_and_ends_with_the_two_sentences(trained, capsys):
-    encoder = SentenceEncoder.load(trained)
     order = sorted if encoder.model.decoder == "bow" else list
     found = sentences_between(encoder, SENTENCES[2], SENTENCES[3])
     assert [share for share, _ in found] == [0, 0.2, 0.4, 0.6, 0.8, 1]
@@ -170,15 +176,6 @@ def test_interpolation_begins_and_ends_with_the_two_sentences(trained, capsys):
     ends = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in ends] == ["0.00", "0.50", "1.00"]
     assert [ends[0][1:], ends[2][1:]] == [texts[0], texts[-1]]
-
-
-def test_a_gloss_model_embeds_and_searches(trained, tmp_path, capsys):
-    text = str(trained.parent / "five.txt")
-    assert main(["embed", str(trained), text, "--out", str(tmp_path / "x.npy")]) == 0
-    assert "5 x 200 float32" in capsys.readouterr().out
-    np.testing.assert_allclose(np.linalg.norm(np.load(tmp_path / "x.npy"), axis=1), 1, rtol=1e-5)
-    assert main(["neighbors", str(trained), text, "--query", SENTENCES[1], "-k", "2"]) == 0
-    assert f"1.000  {SENTENCES[1]}  " in capsys.readouterr().out.splitlines()[1]
 
 
 def test_vectors_between_follow_their_definition():
@@ -195,30 +192,97 @@ def test_vectors_between_follow_their_definition():
     assert relative(torch.arccos(cosines[1:]), shares[1:] * whole) < FLOAT64
     # The arc lies in the plane of both vectors.
     assert torch.linalg.matrix_rank(torch.cat([arc, torch.stack([a, b])])) == 2
+    # Of parallel vectors it is a straight line.
+    a, shares = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.0, 0.25, 1.0])
+    for x, y in ((a, f * a) for f in (3, -2, 0)):
+        for pair in ((x, y), (y, x)):
+            assert torch.equal(vectors_between(*pair, shares, slerp=True), vectors_between(*pair, shares))
 
 
-@pytest.mark.parametrize("other", [lambda a: 3 * a, lambda a: -2 * a, lambda a: 0 * a], ids=range(3))
-def test_slerp_of_parallel_vectors_is_a_straight_line(other):
-    a = torch.tensor([1.0, -2.0, 3.0])
-    shares = torch.tensor([0.0, 0.25, 1.0])
-    for pair in ((a, other(a)), (other(a), a)):
-        assert torch.equal(vectors_between(*pair, shares, slerp=True), vectors_between(*pair, shares))
+def vectors(run, how, sentences=SENTENCES):
+    encoder = set_inference(SentenceEncoder.load(run, "cpu"), how)
+    return encoder.encode(sentences, normalize=False)
 
 
-def test_wrong_arguments_of_interpolation_are_refused(trained, planted, tmp_path, capsys):
+def test_specified_steps_diverge_on_a_well_trained_decoder_and_safeguarded_ones_do_not(well_trained):
+    """Both take 250 steps of the learning rate 1 from the same start; the specified ones end above it."""
+    encoder = SentenceEncoder.load(well_trained, "cpu")
+    tokens, lengths = pad(encoder.vocabulary.encode(UNSEEN))
+    start, safeguarded, specified = (
+        encoder.model.loss(torch.from_numpy(vectors(well_trained, how, UNSEEN)), tokens, lengths).item()
+        for how in (Inference(steps=0), Inference(), Inference(safeguard=False))
+    )
+    assert safeguarded < start < specified
+
+
+def test_commands_infer_as_they_are_told(well_trained, corpus, tmp_path, capsys):
+    """No step at all leaves random vectors, which find and generate something else."""
+    run, out = str(well_trained), tmp_path / "x.npy"
+    for words, how in ((SPECIFIED, HOW), ([], None), (["--inference", "safeguarded"], Inference())):
+        assert main(["embed", run, str(corpus), "--out", str(out), "--raw", *words]) == 0
+        np.testing.assert_array_equal(np.load(out), vectors(run, how))
+    assert np.abs(vectors(run, HOW) - vectors(run, None)).max() > 0.01
+    np.testing.assert_array_equal(vectors(run, Inference()), vectors(run, None))
+    capsys.readouterr()
+    for words in (
+        ["neighbors", run, str(corpus), "--query", "Rain fell on the cat", "-k", "2"],
+        ["interpolate", run, "--from", SENTENCES[0], "--to", SENTENCES[3]],
+    ):
+        printed = []
+        safeguarded = ["--inference", "safeguarded", "--inference-steps", "250"]
+        for more in ([], safeguarded, ["--inference-steps", "0"]):
+            assert main([*words, *more]) == 0
+            printed.append(capsys.readouterr().out)
+        assert printed[0] == printed[1] != printed[2]
+
+
+def test_evaluate_infers_as_it_is_told_and_caches_apart(well_trained, tmp_path, capsys):
+    """The vectors of one way to infer are not taken for those of another."""
+    run, folder = str(well_trained), tmp_path / "data" / "MR"
+    folder.mkdir(parents=True)
+    lines = [f"{i % 2}\t{SENTENCES[i % 5]} {SENTENCES[i % 3]} {i}" for i in range(40)]
+    (folder / "all.tsv").write_text("\n".join(lines) + "\n")
+    words = ["evaluate", run, "--data", str(tmp_path / "data"), "--cache", str(tmp_path / "cache")]
+    digests = []
+    for more, how in (([], None), (["--inference", "safeguarded"], Inference()), (SPECIFIED, HOW)):
+        assert main([*words, *more, "--json", str(tmp_path / "out.json")]) == 0
+        digests.append(load_encoder(run, inference=how).key)
+        assert digests[-1] in (tmp_path / "out.json").read_text()
+    capsys.readouterr()
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[2] != load_encoder(run, inference=replace(HOW, steps=8)).key
+    encoder = load_encoder(run, raw=True, inference=HOW)
+    np.testing.assert_array_equal(encoder.encode(SENTENCES), vectors(run, HOW))
+
+
+def test_options_of_inference(other, corpus, tmp_path, capsys):
+    assert chosen_inference(None, None, None) is None
+    assert chosen_inference("specified", 7, 0.5) == HOW
+    assert chosen_inference(None, 9, None) == Inference(steps=9)
+    assert chosen_inference("specified", None, None) == Inference(250, 1.0, False)
+    with pytest.raises(InputError, match="inference_steps: want at least 0, got -1"):
+        chosen_inference(None, -1, None)
+    with pytest.raises(InputError, match=r"inference_learning_rate: want a positive number, got 0\.0"):
+        chosen_inference("specified", None, 0.0)
+    with pytest.raises(InputError, match="inference: want a trained model, got word-vectors:x"):
+        load_encoder("word-vectors:x", inference=HOW)
+    message = error_line(
+        capsys, "embed", other, corpus, "--out", tmp_path / "x.npy", "--inference-steps", "3"
+    )
+    assert "inference: want it with a model trained with --model gloss-bow or gloss-pos alone" in message
+    message = error_line(capsys, "interpolate", other, "--from", "a", "--to", "b")
+    assert "model: want one trained with --model gloss-" in message
+
+
+def test_wrong_arguments_of_gloss_are_refused(trained):
     encoder = SentenceEncoder.load(trained)
     with pytest.raises(InputError, match="from: want a sentence, got blank text"):
         sentences_between(encoder, " ", "a")
-    with pytest.raises(InputError, match="steps: want 0 to 1000, got -1"):
-        sentences_between(encoder, "b", "a", steps=-1)
-    with pytest.raises(InputError, match="steps: want 0 to 1000, got 1000000000"):
-        sentences_between(encoder, "b", "a", steps=10**9)
-    train(TrainConfig((planted[0],), steps=1, **SMALL), tmp_path / "other")
-    assert main(["interpolate", str(tmp_path / "other"), "--from", "a", "--to", "b"]) == 2
-    assert "model: want one trained with --model gloss-" in capsys.readouterr().err
-
-
-def test_a_radius_of_0_is_refused():
+    for steps in (-1, 10**9):
+        with pytest.raises(InputError, match=f"steps: want 0 to 1000, got {steps}"):
+            sentences_between(encoder, "b", "a", steps=steps)
     with pytest.raises(InputError, match="radius: want at least 1e-06, got 0"):
         TrainConfig(("x",), model="gloss-bow", radius=0.0)
     assert math.isclose(build_model(TrainConfig(("x",), model="gloss-bow", radius=3.0), 9).radius, 3)
+    with pytest.raises(InputError, match="position_loss: want 'sum' with model gloss-bow, got 'mean'"):
+        TrainConfig(("x",), model="gloss-bow", position_loss="mean")

@@ -69,21 +69,24 @@ def rows_of(vectors, pairs):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_negatives_are_those_of_sentence_transformers(options):
+def test_negatives_are_those_of_sentence_transformers(options, monkeypatch):
+    """Also where the search reads 7 documents for 5 queries at a time."""
     util = pytest.importorskip("sentence_transformers.util", reason="sentence_transformers is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     vectors, pairs = draw()
     queries, documents, positives, names, texts = rows_of(vectors, pairs)
     ours = mine(queries, documents, positives, MineOptions(**options))
+    monkeypatch.setattr(module, "QUERIES", 5)
+    monkeypatch.setattr(module, "DOCUMENTS", 7)
+    in_parts = mine(queries, documents, positives, MineOptions(**options))
+    np.testing.assert_array_equal(in_parts.rows, ours.rows)
 
+    given = {"num_negatives": 3} | {
+        name.replace("negatives", "num_negatives"): x for name, x in options.items()
+    }
+    rows = datasets.Dataset.from_dict({"query": [q for q, _ in pairs], "answer": [p for _, p in pairs]})
     theirs = util.mine_hard_negatives(
-        datasets.Dataset.from_dict({"query": [q for q, _ in pairs], "answer": [p for _, p in pairs]}),
-        Vectors(vectors),
-        corpus=texts,
-        num_negatives=options.get("negatives", 3),
-        **{name: value for name, value in options.items() if name != "negatives"},
-        output_scores=True,
-        verbose=False,
+        rows, Vectors(vectors), corpus=texts, **given, output_scores=True, verbose=False
     )
     expected = {}
     for row in theirs:
@@ -97,41 +100,6 @@ def test_negatives_are_those_of_sentence_transformers(options):
             wanted = expected.get((query, texts[positive]), [])
             assert [texts[row] for row in ours.rows[number][kept]] == [text for text, _ in wanted]
             np.testing.assert_allclose(ours.cosines[number][kept], [x for _, x in wanted], atol=1e-6)
-
-
-def by_hand(query, documents, positives, options):
-    """All documents that no option refuses, nearest first."""
-    cosines = documents.astype(float) @ query.astype(float)
-    limit = min(cosines[positives])
-    kept = []
-    for row in np.argsort(-cosines).tolist():
-        refused = (
-            row in positives
-            or (options.max_score is not None and cosines[row] > options.max_score)
-            or (options.min_score is not None and cosines[row] < options.min_score)
-            or (options.absolute_margin is not None and cosines[row] > limit - options.absolute_margin)
-            or (
-                options.relative_margin is not None
-                and cosines[row] > limit - abs(limit) * options.relative_margin
-            )
-        )
-        if not refused:
-            kept.append(row)
-    return kept
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_negatives_are_the_nearest_documents_that_no_option_refuses(options, monkeypatch):
-    """Also where the search reads 7 documents for 5 queries at a time."""
-    chosen = MineOptions(**{**options, "range_max": 60})
-    queries, documents, positives, *_ = rows_of(*draw(1))
-    whole = mine(queries, documents, positives, chosen)
-    for query, own, rows in zip(queries, positives, whole.rows, strict=True):
-        kept = by_hand(query, documents, own, chosen)[chosen.range_min :][: chosen.negatives]
-        assert rows[rows >= 0].tolist() == kept
-    monkeypatch.setattr(module, "QUERIES", 5)
-    monkeypatch.setattr(module, "DOCUMENTS", 7)
-    np.testing.assert_array_equal(mine(queries, documents, positives, chosen).rows, whole.rows)
 
 
 def test_random_negatives_are_drawn_among_the_candidates():
@@ -179,20 +147,16 @@ def test_files_in_both_formats(tmp_path):
         for positive in own
         if not lacks
     ]
-
-
-def test_a_query_is_no_negative_of_itself(tmp_path):
-    vectors = {"q": [1.0, 0.0], "p": [1.0, 1.0], "d": [0.0, 1.0]}
+    # A query is no negative of itself.
     (tmp_path / "pairs.tsv").write_text("q\tp\n")
     (tmp_path / "corpus.txt").write_text("q\nd\n")
-    files = [str(tmp_path / "pairs.tsv")], [str(tmp_path / "corpus.txt")]
-    mine_pairs(Vectors(vectors), *files, tmp_path / "out.tsv", MineOptions(negatives=1))
+    alone = Vectors({"q": [1.0, 0.0], "p": [1.0, 1.0], "d": [0.0, 1.0]})
+    mine_pairs(alone, *arguments[1:], tmp_path / "out.tsv", MineOptions(negatives=1))
     assert (tmp_path / "out.tsv").read_text() == "q\tp\td\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_and_vectors_that_do_not_fit_are_refused():
+    for options, message in (
         ({"negatives": 0}, "negatives: want at least 1, got 0"),
         ({"range_min": -1}, "range_min: want at least 0, got -1"),
         ({"range_min": 2, "range_max": 4}, r"range_max: want at least range_min \+ negatives = 5, got 4"),
@@ -201,14 +165,9 @@ def test_a_query_is_no_negative_of_itself(tmp_path):
         ({"min_score": 0.5, "max_score": 0.4}, "min_score: want at most max_score, which is 0.4, got 0.5"),
         ({"sampling": "best"}, "sampling: want 'top' or 'random', got 'best'"),
         ({"seed": -1}, "seed: want 0 to 4294967295, got -1"),
-    ],
-)
-def test_options_outside_their_range_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        MineOptions(**options)
-
-
-def test_vectors_that_do_not_fit_are_refused():
+    ):
+        with pytest.raises(InputError, match=message):
+            MineOptions(**options)
     x = np.ones((2, 3))
     for arguments, message in (
         ((x, np.ones((2, 4)), [[0], [1]]), r"documents: want vectors \(M, D\) as wide as the queries"),

@@ -15,7 +15,6 @@ from tests.shared.threads import Switching, in_threads
 from tests.shared.tiny_bert import write_tiny_bert
 from tests.shared.tokenizer_files import TOKENIZERS
 
-SAMPLE = ("bow",)
 RUNS = {name: {"encoder": name} for name in ENCODERS}
 RUNS |= {name: {**RUNS[name], "vectors": "vectors.txt"} for name in ENCODERS if name.startswith("mc-")}
 RUNS["huggingface"] |= {"model": "simcse", "pooling": "mean"}
@@ -39,13 +38,11 @@ def new_run(folder, name):
     return write_run(folder / "run", **settings)
 
 
-def each_run(function):
-    marked = [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in RUNS]
-    return pytest.mark.parametrize("name", marked)(function)
-
-
-@each_run
-def test_an_encoder(tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["bow", *(pytest.param(x, marks=pytest.mark.slow) for x in RUNS if x != "bow")]
+)
+def test_an_encoder_and_a_module_of_sentence_transformers(tmp_path, name):
+    """The latter for what it does itself: of words, of sub-words, and of a checkpoint."""
     run = new_run(tmp_path, name)
     calls = texts(8 if name == "gloss" else 64)
     one = SentenceEncoder.load(run, "cpu")
@@ -55,21 +52,13 @@ def test_an_encoder(tmp_path, name):
         vectors = in_threads([partial(encoder.encode, call) for call in calls])
         np.testing.assert_allclose(vectors, wanted, atol=1e-5, rtol=0)
     np.testing.assert_allclose([encoder.encode(call) for call in calls[:50]], wanted[:50], atol=1e-5, rtol=0)
+    if name in ("bow", "sub-words", "huggingface"):
+        library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
+        from fastqt.sentences.inference.sentence_transformers import FastqtEncoder
 
-
-@each_run
-def test_a_module_of_sentence_transformers(tmp_path, name):
-    library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
-    from fastqt.sentences.inference.sentence_transformers import FastqtEncoder
-
-    if name == "gloss":
-        pytest.skip("GLOSS has no encoder to export")
-    run, calls = new_run(tmp_path, name), texts(32)
-    one = SentenceEncoder.load(run, "cpu")
-    wanted = [one.encode(call) for call in calls]
-    model = library.SentenceTransformer(modules=[FastqtEncoder.of_run(run)], device="cpu")
-    vectors = in_threads([partial(model.encode, call, show_progress_bar=False) for call in calls])
-    np.testing.assert_allclose(vectors, wanted, atol=1e-5, rtol=0)
+        model = library.SentenceTransformer(modules=[FastqtEncoder.of_run(run)], device="cpu")
+        vectors = in_threads([partial(model.encode, call, show_progress_bar=False) for call in calls])
+        np.testing.assert_allclose(vectors, wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", pytest.param("hnsw", marks=pytest.mark.slow)])

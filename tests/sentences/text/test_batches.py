@@ -1,14 +1,35 @@
-"""Batches against slices of lists, resuming a pass, and memory that does not grow with the corpus."""
+"""Sentences against text read as a whole, batches against slices of lists, resuming, memory, rows."""
 
+import gzip
+import io
+import lzma
+import os
 import random
 import tracemalloc
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastqt.errors import InputError
-from fastqt.sentences.text import Position, Span, Vocabulary, batches, read_blocks, reader
+from fastqt.sentences.text import (
+    Corpus,
+    Position,
+    Span,
+    TripletCorpus,
+    Vocabulary,
+    batches,
+    read_blocks,
+    read_triplets,
+    reader,
+    triplets,
+)
 from fastqt.sentences.text.batches import equal_shares, span_batches, split
+from fastqt.sentences.text.reader import check_rereadable
 
 
 @pytest.fixture
@@ -64,20 +85,13 @@ def test_interrupted_pass_resumes_at_the_same_sentence(corpus, vocabulary):
             assert one.position == other.position
 
 
-@pytest.mark.parametrize(("smallest", "kept"), [(3, True), (4, False)])
-def test_last_batch_is_dropped_if_it_is_too_small(corpus, vocabulary, smallest, kept):
-    sizes = [len(batch.lengths) for batch in batches(corpus[0], vocabulary, 10, smallest=smallest)]
-    assert sizes == [10, 10] + [3] * kept
-
-
-def test_corpus_shorter_than_a_batch_raises(corpus, vocabulary):
-    with pytest.raises(
-        InputError, match=r"shorter than a batch: 23 sentences in .*0\.txt, .*1\.txt, batch size 24"
-    ):
+def test_a_last_batch_or_a_corpus_that_is_too_small(corpus, vocabulary, tmp_path):
+    for smallest, kept in ((3, [3]), (4, [])):
+        sizes = [len(batch.lengths) for batch in batches(corpus[0], vocabulary, 10, smallest=smallest)]
+        assert sizes == [10, 10, *kept]
+    shorter = r"shorter than a batch: 23 sentences in .*0\.txt, .*1\.txt, batch size 24"
+    with pytest.raises(InputError, match=shorter):
         list(batches(corpus[0], vocabulary, 24))
-
-
-def test_empty_corpus_raises(tmp_path, vocabulary):
     (tmp_path / "blank.txt").write_text("\n \n\n")
     with pytest.raises(InputError, match=r"the corpus is empty: no sentence in .*blank\.txt"):
         list(batches([str(tmp_path / "blank.txt")], vocabulary, 2))
@@ -153,7 +167,205 @@ def test_what_remains_of_parts_is_divided_again(corpus, vocabulary):
 
 
 def test_parts_of_a_corpus_that_has_shrunk_are_refused(corpus, vocabulary):
-    with pytest.raises(InputError, match=r"the corpus has changed: .*1\.txt: fewer sentences than when"):
-        list(span_batches(corpus[0], vocabulary, [24], [Span(Position(), 24)]))
-    with pytest.raises(InputError, match=r"the corpus has changed: .*1\.txt: fewer sentences than when"):
-        split(corpus[0], [Span(Position(), 60)], 2)
+    for use in (
+        lambda: list(span_batches(corpus[0], vocabulary, [24], [Span(Position(), 24)])),
+        lambda: split(corpus[0], [Span(Position(), 60)], 2),
+    ):
+        with pytest.raises(InputError, match=r"the corpus has changed: .*1\.txt: fewer sentences than when"):
+            use()
+
+
+def test_a_corpus_in_memory_has_the_sentences_in_an_order_of_seed_and_epoch(corpus, vocabulary):
+    files, sentences, _ = corpus
+    whole = Corpus(files * 2, vocabulary)
+    assert len(whole) == 46
+    ordered = {}
+    for sample in map(whole.sample, np.split(whole.order(seed=1, epoch=0), 2)):
+        assert sample.tokens.shape == (len(sample.rows), sample.lengths.max())
+        for row, tokens, length in zip(sample.rows.tolist(), sample.tokens, sample.lengths, strict=True):
+            assert not tokens[length:].any()
+            ordered[row] = tokens[:length].tolist()
+    ids = [vocabulary.tokenizer.encode(sentence).ids for sentence in sentences]
+    assert [ordered[row] for row in range(46)] == 2 * ids
+    order = whole.order(seed=1, epoch=2).tolist()
+    assert sorted(order) == list(range(46))
+    assert order == Corpus(files * 2, vocabulary).order(seed=1, epoch=2).tolist()
+    assert whole.order(seed=1, epoch=3).tolist() != order != whole.order(seed=2, epoch=2).tolist()
+
+
+ROWS = [[f"anchor {n}", f"positive {n} of more", f"negative{n}"] for n in range(7)]
+TEXT = (
+    "\ufeff"
+    + "\n".join("\t".join(row) for row in ROWS[:4])
+    + "\n\n"
+    + "\r\n".join("\t ".join(row) for row in ROWS[4:])
+)
+
+
+@pytest.mark.parametrize("together", [1, 3, 4096])
+@pytest.mark.parametrize(
+    ("ending", "opener"), [(".tsv", open), (".tsv.gz", gzip.open), (".tsv.xz", lzma.open)]
+)
+def test_rows_of_all_files_are_read_in_order(tmp_path, monkeypatch, ending, opener, together):
+    monkeypatch.setattr(triplets, "ROWS_TOGETHER", together)
+    path = str(tmp_path / f"rows{ending}")
+    with opener(path, "wb") as file:
+        file.write(TEXT.encode())
+    parts = list(read_triplets([path, path]))
+    assert [row for part in parts for row in part] == 2 * ROWS
+    assert max(map(len, parts)) == min(together, 14)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "message"),
+    [
+        ("a\tb\n\nc\td\te\n", None, r"line 3: want 2 columns as in line 1 of .*x.tsv, got 3"),
+        ("a\tb\n", 3, "line 1: want 3 columns, got 2"),
+        ("a\tb\nonly one\n", None, "line 2: want an anchor, a positive and any hard negatives with a tab"),
+        ("a\tb\n\tb\n", None, "line 2: want text in each column, got none in column 1"),
+        ("a\tb\t \n", None, "line 1: want text in each column, got none in column 3"),
+        ("a\tb\n" + "c" * (1 << 20) + "\td\n", None, "line 2 is longer than 1 MiB"),
+        (b"a\tb\nc\t\xe9\n", None, "line 2 is not UTF-8"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_number(tmp_path, text, width, message):
+    path = tmp_path / "x.tsv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=f"x.tsv: {message}"):
+        list(read_triplets([str(path)], width))
+
+
+def test_a_sample_has_all_anchors_before_all_positives(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text(TEXT)
+    vocabulary = Vocabulary.build(text for row in ROWS for text in row)
+    triplet_corpus = TripletCorpus([str(path)], vocabulary)
+    assert (len(triplet_corpus), triplet_corpus.width) == (7, 3)
+    assert sorted(triplet_corpus.order(0, 0)) == list(range(7))
+    sample = triplet_corpus.sample(np.array([5, 0]))
+    texts = [
+        " ".join(vocabulary.tokenizer.id_to_token(int(token)) for token in tokens[:length])
+        for tokens, length in zip(sample.tokens, sample.lengths, strict=True)
+    ]
+    assert texts == [ROWS[row][column] for column in range(3) for row in (5, 0)]
+    assert sample.rows.tolist() == [5, 0]
+    path.write_text("\n \n")
+    with pytest.raises(InputError, match=r"the corpus is empty: no row in .*x\.tsv"):
+        TripletCorpus([str(path)], Vocabulary.build(["a"]))
+
+
+LINES = st.lists(
+    st.sampled_from(["", "  ", "One.", "Zwei — drei…", "四 五\r", "\tsix  ", "\u2028seven"]), max_size=12
+)
+
+
+def expected(texts):
+    """(sentence, document, file, line) of every sentence of whole texts."""
+    found, document, new = [], -1, True
+    for file, text in enumerate(texts):
+        new = True
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+            if not line.strip():
+                new = True
+                continue
+            document += new
+            new = False
+            found.append((line.strip(), document, file, number))
+    return found
+
+
+def read(files, start=None):
+    return [
+        (sentence, block.documents[i], block.file, block.lines[i])
+        for block in read_blocks(files, start)
+        for i, sentence in enumerate(block.sentences)
+    ]
+
+
+def write_texts(folder: Path, texts, suffixes=("txt", "gz", "xz")):
+    openers = {"txt": open, "gz": gzip.open, "xz": lzma.open}
+    paths = []
+    for number, text in enumerate(texts):
+        suffix = suffixes[number % len(suffixes)]
+        paths.append(str(folder / f"{number}.{suffix}"))
+        with openers[suffix](paths[-1], "wb") as file:
+            file.write(text.encode())
+    return paths
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), LINES, st.booleans()), min_size=1, max_size=4),
+    st.integers(1, 40),
+)
+def test_sentences_and_documents_equal_those_of_the_whole_text(tmp_path_factory, contents, read_bytes):
+    texts = ["\ufeff" * mark + "\n".join(lines) + "\n" * end for mark, lines, end in contents]
+    files = write_texts(tmp_path_factory.mktemp("corpus"), texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "READ_BYTES", max(read_bytes, 3))
+        assert read(files) == expected(texts)
+
+
+def test_reading_continues_after_any_sentence(tmp_path, monkeypatch):
+    texts = ["a b\nc\n\nd é ü\n", "\n\ne\n", "\ufefff\n\ng"]
+    files = write_texts(tmp_path, texts)
+    everything = expected(texts)
+    for read_bytes in (4, 1000):
+        monkeypatch.setattr(reader, "READ_BYTES", read_bytes)
+        positions = [block.position(i) for block in read_blocks(files) for i in range(len(block.sentences))]
+        for done, position in enumerate(positions, start=1):
+            assert read(files, position) == everything[done:]
+    assert read(files, Position()) == everything
+
+
+def test_standard_input_and_one_that_is_closed(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n\nthree")))
+    assert read(["-"]) == expected(["one\ntwo\n\nthree"])
+    monkeypatch.setattr("sys.stdin", None)
+    for use in (read, partial(check_rereadable, "corpus", copies_stdin=True)):
+        with pytest.raises(InputError, match="cannot read standard input: it is closed"):
+            use(["-"])
+
+
+def test_files_that_can_be_read_once_are_refused(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    check_rereadable("corpus", ["-", str(tmp_path), str(tmp_path / "absent"), __file__], copies_stdin=True)
+    with pytest.raises(InputError, match=r"vectors: want files that can be read .* got standard input;"):
+        check_rereadable("vectors", ["-"])
+    with pytest.raises(InputError, match=r"corpus: want files that can be read .* got a pipe .*, .*/fifo;"):
+        check_rereadable("corpus", [__file__, str(fifo)])
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "x.txt"
+    for data, message in (
+        (b"fine\ngr" + "ün\n".encode("latin1"), r"x\.txt: line 2 is not UTF-8 \(byte 0xfc at byte offset 7 "),
+        (b"\xef\xbb\xbfab\n\xff", "line 2 .* byte offset 6 "),  # after a byte order mark
+        (b"short\n" + b"x" * (reader.LONGEST_LINE + reader.READ_BYTES), "line 2 is longer than 1 MiB"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=message):
+            read([str(path)])
+    with pytest.raises(InputError, match=r"want a file, or a folder that .* wrote; state\.json is missing"):
+        read([str(tmp_path)])
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"text" + data])
+def test_damaged_compressed_file_raises(tmp_path, suffix, damage):
+    (path,) = write_texts(tmp_path, ["word\n" * 1000], [suffix])
+    Path(path).write_bytes(damage(Path(path).read_bytes()))
+    with pytest.raises(InputError, match=rf"0\.{suffix}: damaged or not what its name says"):
+        read([path])
+
+
+@pytest.mark.parametrize(
+    ("name", "there"), [("a.tsv", "a.tsv.xz"), ("a.tsv.xz", "a.tsv"), ("a.tsv.gz", "a.tsv.xz"), ("a.tsv", "")]
+)
+def test_a_missing_file_that_is_there_in_another_form_is_named(tmp_path, name, there):
+    if there:
+        (tmp_path / there).touch()
+    with pytest.raises(InputError) as error:
+        list(read_blocks([str(tmp_path / name)]))
+    hint = f"; there is {tmp_path / there}" if there else ""
+    assert str(error.value) == f"no such file: {tmp_path / name}{hint}"

@@ -1,13 +1,16 @@
-"""Tokenizer files against the library itself, their options, and files that must be refused."""
+"""Tokenizer files against the library itself, those of well-known models, and what must be refused."""
 
+import functools
 import json
 import pickle
+import struct
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from fastqt.errors import InputError
 from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
+from fastqt.sentences.text.patterns import ends_soon
 from tests.shared.tokenizer_files import TOKENIZERS, bpe, unigram, word_piece
 
 TEXTS = ["topic1word2 place3", "", "a cat  sat.", "Ünïcödé ☃ zzz", "cats " * 30, "[SEP] topic"]
@@ -99,22 +102,15 @@ def replaced(pattern, content="x"):
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def changed(state, path, value):
-    *above, last = path.split(".")
-    for name in above:
-        state = state[name]
-    state[last] = value
+SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+GROWING = {"type": "Sequence", "normalizers": [replaced({"String": "a"}, "aa")] * 30}
+PATTERN = r"\.pattern: want a text, or a regular"
 
 
 @pytest.mark.parametrize(
     ("make", "path", "value", "message"),
     [
-        (
-            bpe,
-            "model.type",
-            "Words",
-            r"model\.type: want one of BPE, WordPiece, Unigram, WordLevel, got 'Words'",
-        ),
+        (bpe, "model.type", "Words", r"model\.type: want one of BPE, WordPiece, Unigram, WordLevel, got 'W"),
         (bpe, "model", None, "model: want an object, got None"),
         (bpe, "model.dropout", 0.1, r"model\.dropout: want null, got 0\.1"),
         (bpe, "model.merges", [["x", "yy"]], "out of vocabulary"),
@@ -135,31 +131,18 @@ def changed(state, path, value):
             r"normalizer\[0\]: want one of .*got 3",
         ),
         (bpe, "normalizer", {"type": "Sequence"}, "normalizer is damaged: normalizers is missing"),
-        (bpe, "normalizer", replaced({"Regex": "(a+)+b"}), r"normalizer\.pattern: want a text, or a regular"),
-        (bpe, "normalizer", replaced({"String": ""}), r"normalizer\.pattern: want a text, or a regular"),
-        (
-            bpe,
-            "normalizer",
-            replaced({"String": "a"}, "a" * 65),
-            "want at most 64 characters for one, got 65",
-        ),
-        (
-            bpe,
-            "normalizer",
-            {"type": "Sequence", "normalizers": [replaced({"String": "a"}, "aa")] * 30},
-            "want at most 64 characters for one, got 1,073,741,824",
-        ),
-        (
-            bpe,
-            "pre_tokenizer",
-            {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False},
-            r"pre_tokenizer\.pattern: want a text, or a regular",
-        ),
+        (bpe, "normalizer", replaced({"Regex": "(a+)+b"}), "normalizer" + PATTERN),
+        (bpe, "normalizer", replaced({"String": ""}), "normalizer" + PATTERN),
+        (bpe, "normalizer", replaced({"String": "a"}, "a" * 65), "at most 64 characters for one, got 65"),
+        (bpe, "normalizer", GROWING, "want at most 64 characters for one, got 1,073,741,824"),
+        (bpe, "pre_tokenizer", SPLIT, "pre_tokenizer" + PATTERN),
     ],
+    ids=range(21),
 )
 def test_broken_files_are_refused_by_field(write, make, path, value, message):
     state = json.loads(make().to_str())
-    changed(state, path, value)
+    *above, last = path.split(".")
+    functools.reduce(dict.__getitem__, above, state)[last] = value
     file = write(state)
     with pytest.raises(InputError, match=message) as caught:
         TokenizerVocabulary.load(file)
@@ -168,11 +151,9 @@ def test_broken_files_are_refused_by_field(write, make, path, value, message):
 
 
 def test_a_post_processor_that_fails_is_refused_where_it_is_used(write):
-    state = json.loads(bpe().to_str())
-    single = [{"SpecialToken": {"id": "X", "type_id": 0}}]
-    state["post_processor"] = {
-        "type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}
-    }  # fmt: skip
+    state, single = json.loads(bpe().to_str()), [{"SpecialToken": {"id": "X", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+    state["post_processor"] = template
     file = write(state)
     TokenizerVocabulary.load(file)
     with pytest.raises(InputError, match="is no usable tokenizer file"):
@@ -194,11 +175,144 @@ def test_files_that_are_no_json_are_refused(tmp_path, monkeypatch):
 
 
 def test_wrong_options_are_refused():
-    with pytest.raises(InputError, match="unknown: want 'keep' or 'drop', got 'lose'"):
-        TokenizerVocabulary(bpe(), unknown="lose")
-    with pytest.raises(InputError, match="special_tokens: want 'none' or 'add', got True"):
-        TokenizerVocabulary(bpe(), special_tokens=True)
-    with pytest.raises(InputError, match="unknown: want 'keep' where special_tokens is 'add'"):
-        TokenizerVocabulary(bpe(), unknown="drop", special_tokens="add")
-    with pytest.raises(InputError, match="max_length: want at least 1, got 0"):
-        TokenizerVocabulary(bpe(), max_length=0)
+    for options, message in (
+        ({"unknown": "lose"}, "unknown: want 'keep' or 'drop', got 'lose'"),
+        ({"special_tokens": True}, "special_tokens: want 'none' or 'add', got True"),
+        ({"unknown": "drop", "special_tokens": "add"}, "unknown: want 'keep' where special_tokens is 'add'"),
+        ({"max_length": 0}, "max_length: want at least 1, got 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            TokenizerVocabulary(bpe(), **options)
+
+
+LONG_TEXTS = ["Topic1word2 place3's  12345\n\n x", "The CATs sat; they'LL go!", "Ünïcödé ☃ \t zzz", "topic"]
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LOWER, UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+SIGN, SHORT = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASES = rf"{SIGN}{UPPER}*{LOWER}+SHORT|{SIGN}{UPPER}+{LOWER}*SHORT|"
+PATTERNS = {
+    "t5": r" {2,}",
+    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "llama-3": WORDS + r"\p{N}{1,3}" + REST,
+    "qwen-2": WORDS + r"\p{N}" + REST,
+    "qwen-3.5": WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+") + r"\p{N}" + REST,
+    "gpt-4o": CASES.replace("SHORT", SHORT) + r"\p{N}{1,3}" + REST.replace(r"+[\r\n]*", r"+[\r\n/]*"),
+    "mistral": CASES.replace("SHORT", "") + r"\p{N}" + REST.replace(r"+[\r\n]*", r"+[\r\n/]*"),
+    "bloom": r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    "deepseek": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+",
+    "clip": r"<\|startoftext\|>|'s|'t|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    "falcon": r"[0-9][0-9][0-9]",
+}
+ENDLESS = [
+    *("(a+)+b", "(a|a)*b", "(a|aa)+b", "(?:a?){9}b", "(.*)*", "(?i:a+)?b", "((a))", r"(a)\1", "(?R)"),
+    *("a*a*b", "a+?b+?c", "a*a*a*", "a{2,}b{2,}c", "a{1,3}+b", "a**", "a{10000}", "a?" * 9 + "b", "b" * 3000),
+    *("", "a*", "|a", "a|b?", "(?!a)", "(?=a*)b", "(?<=a)b", "[a", "a{1,3"),
+]
+
+
+def split(*patterns):
+    """As files of byte-level models have it: the texts' parts by expressions, and then their bytes."""
+    parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
+def byte_level(pre_tokenizer, normalizer=None, post_processor=None):
+    made = bpe()
+    made.no_padding()
+    made.pre_tokenizer, made.decoder = pre_tokenizer, decoders.ByteLevel()
+    made.post_processor = post_processor or processors.ByteLevel(trim_offsets=False)
+    if normalizer:
+        made.normalizer = normalizer
+    made.add_special_tokens([AddedToken("<|endoftext|>", normalized=False)])
+    return made
+
+
+def sentence_piece(normalizer, pre_tokenizer):
+    made = unigram()
+    charsmap = struct.pack("<I", 1024) + bytes(1024)  # which changes nothing
+    precompiled = normalizers.Precompiled(charsmap)
+    made.normalizer = normalizers.Sequence([precompiled, normalizer])
+    made.pre_tokenizer, made.decoder = pre_tokenizer, decoders.Metaspace()
+    made.post_processor = processors.TemplateProcessing(single="$A <unk>", special_tokens=[("<unk>", 0)])
+    return made
+
+
+def byte_fallback():
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁t", "to"]
+    ids = {token: number for number, token in enumerate(tokens)}
+    model = models.BPE(ids, [("▁", "t"), ("t", "o")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    made = Tokenizer(model)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return made
+
+
+def llama():
+    begin = processors.TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 263)])
+    both = processors.Sequence([processors.ByteLevel(trim_offsets=False), begin])
+    return byte_level(split(PATTERNS["llama-3"]), post_processor=both)
+
+
+MODELS = {
+    "bert": word_piece,
+    "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(False)),
+    "gpt-4o": lambda: byte_level(split(PATTERNS["gpt-4o"])),
+    "llama-3": llama,
+    "roberta": lambda: byte_level(
+        pre_tokenizers.ByteLevel(False),
+        post_processor=processors.RobertaProcessing(("<pad>", 263), ("<pad>", 263), add_prefix_space=False),
+    ),
+    "xlm-r": lambda: sentence_piece(
+        normalizers.Replace(Regex(" {2,}"), " "),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+    ),
+    "t5": lambda: sentence_piece(
+        normalizers.Sequence([normalizers.Strip(left=False), normalizers.Replace(Regex(" {2,}"), "▁")]),
+        pre_tokenizers.Metaspace(),
+    ),
+    "qwen": lambda: byte_level(split(PATTERNS["qwen-2"]), normalizers.NFC()),
+    "mistral": byte_fallback,
+    "modernbert": lambda: byte_level(
+        pre_tokenizers.ByteLevel(False),
+        normalizers.NFC(),
+        processors.TemplateProcessing(single="<pad> $A <pad>", special_tokens=[("<pad>", 263)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("special", ["none", "add"])
+@pytest.mark.parametrize("name", MODELS)
+def test_files_of_well_known_models(tmp_path, name, special):
+    made = MODELS[name]()
+    made.save(str(tmp_path / "tokenizer.json"))
+    made.no_truncation()
+    ids, lengths = TokenizerVocabulary.load(
+        tmp_path / "tokenizer.json", max_length=99, special_tokens=special
+    ).encode(LONG_TEXTS)
+    wanted = [made.encode(text, add_special_tokens=special == "add").ids for text in LONG_TEXTS]
+    assert lengths.tolist() == [*map(len, wanted)]
+    assert ids.tolist() == [number for row in wanted for number in row]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_expressions_of_well_known_models_are_taken(tmp_path, pattern):
+    byte_level(split(pattern)).save(str(tmp_path / "tokenizer.json"))
+    assert len(TokenizerVocabulary.load(tmp_path / "tokenizer.json").encode(LONG_TEXTS).ids) > len(LONG_TEXTS)
+
+
+@pytest.mark.parametrize("pattern", ENDLESS, ids=range(len(ENDLESS)))
+def test_expressions_that_may_not_end_are_refused(tmp_path, pattern):
+    state = json.loads(byte_level(split("a")).to_str())
+    state["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"pre_tokenizer\[0\]\.pattern: want a text, or a regular "):
+        TokenizerVocabulary.load(tmp_path / "tokenizer.json")
+
+
+def test_expressions_one_sign_from_being_refused():
+    for taken, refused in (("a+b+c?", "a+b+c"), ("(?:ab|cd)?e", "(?:ab|cd)*e"), ("a{1,9}", "a{1,10}")):
+        assert (ends_soon(taken), ends_soon(refused)) == (True, False)

@@ -17,7 +17,7 @@ for name in ("onnx", "onnxscript"):
     pytest.importorskip(name, reason="the extra onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 # Each kind of encoder once, since an export takes seconds; how they are composed, the other formats test too.
-KINDS = ("bow", "bigru, reset-before", "bilstm", "transformer", "two channels", "pairs")
+KINDS = ("bigru, reset-before", "bilstm", "transformer", "two channels", "pairs", "pooler", "two checkpoints")
 QUICK = ("bigru, reset-before",)
 
 
@@ -45,19 +45,11 @@ def assert_same_vectors(folder, run, wanted):
         np.testing.assert_allclose(vectors(session, *one), wanted[row : row + 1], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in KINDS],
-    indirect=True,
-)
-def test_a_model_of_fastqt(run, wanted, tmp_path):
-    export_run(run, tmp_path / "out", "onnx")
-    assert_same_vectors(tmp_path / "out", run, wanted(True))
+each_kind = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in KINDS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("run", ["pooler", "two checkpoints"], indirect=True)
-def test_a_checkpoint(run, wanted, tmp_path):
+@pytest.mark.parametrize("run", each_kind, indirect=True)
+def test_a_model_has_the_vectors_of_embed(run, wanted, tmp_path):
     export_run(run, tmp_path / "out", "onnx")
     assert_same_vectors(tmp_path / "out", run, wanted(True))
 

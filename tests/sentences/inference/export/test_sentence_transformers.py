@@ -18,9 +18,8 @@ WORDS = [bool(line.strip()) for line in LINES]
 
 
 def loaded(folder, trust=True):
-    return library.SentenceTransformer(
-        str(folder), device="cpu", trust_remote_code=trust, local_files_only=True
-    )
+    options = {"device": "cpu", "local_files_only": True, "trust_remote_code": trust}
+    return library.SentenceTransformer(str(folder), **options)
 
 
 def assert_same_vectors(model, wanted, lines=LINES):
@@ -31,7 +30,7 @@ def assert_same_vectors(model, wanted, lines=LINES):
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("run", RUNS, indirect=True)
+@pytest.mark.parametrize("run", [*RUNS, "two checkpoints"], indirect=True)
 def test_a_model_of_fastqt(run, wanted, tmp_path):
     width = export_run(run, tmp_path / "out", "sentence-transformers")
     model = loaded(tmp_path / "out")
@@ -39,15 +38,6 @@ def test_a_model_of_fastqt(run, wanted, tmp_path):
     assert model.max_seq_length == 9
     assert_same_vectors(model, wanted(True))
     assert np.abs(wanted(True)[WORDS]).max(1).all()
-
-
-@pytest.mark.parametrize("run", [next(iter(RUNS))], indirect=True)
-def test_a_model_of_fastqt_wants_to_be_trusted(run, tmp_path):
-    """The library says so, in words that the FAQ repeats, and there is no code in the folder."""
-    export_run(run, tmp_path / "out", "sentence-transformers")
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        loaded(tmp_path / "out", trust=False)
-    assert [path.name for path in tmp_path.rglob("*.py")] == []
 
 
 @pytest.mark.parametrize("run", [name for name in CHECKPOINTS if name != "two checkpoints"], indirect=True)
@@ -74,12 +64,6 @@ def test_prompts_of_documents(run, tmp_path):
     assert np.abs(documents - encoder.encode(texts)).max() > 0.01
 
 
-@pytest.mark.parametrize("run", ["two checkpoints"], indirect=True)
-def test_two_checkpoints_are_a_module_of_fastqt(run, wanted, tmp_path):
-    export_run(run, tmp_path / "out", "sentence-transformers")
-    assert_same_vectors(loaded(tmp_path / "out"), wanted(True))
-
-
 @pytest.mark.parametrize("run", ["gru", "mean"], indirect=True)
 def test_raw_vectors(run, wanted, tmp_path):
     export_run(run, tmp_path / "out", "sentence-transformers", normalize=False)
@@ -94,9 +78,8 @@ def test_the_module_is_trained_and_saved(tmp_path):
     model = loaded(tmp_path / "out").train()
     before = model.encode(["the cat sat"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model(model.preprocess(["the cat sat", "a dog", ""]))["sentence_embedding"].square()[
-        :, 0
-    ].sum().backward()
+    vectors = model(model.preprocess(["the cat sat", "a dog", ""]))["sentence_embedding"]
+    vectors.square()[:, 0].sum().backward()
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "query" in name)
     optimizer.step()
     trained = model.encode(["the cat sat"])
@@ -105,8 +88,12 @@ def test_the_module_is_trained_and_saved(tmp_path):
     np.testing.assert_allclose(loaded(tmp_path / "again").encode(["the cat sat"]), trained, atol=1e-6)
 
 
-def test_what_is_no_text_or_no_export_is_refused(tmp_path):
+def test_what_is_no_text_or_no_export_or_not_trusted_is_refused(tmp_path):
+    """The library wants the trust, in words that the FAQ repeats, though there is no code in the folder."""
     export_run(write_run(tmp_path / "run"), tmp_path / "out", "sentence-transformers")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        loaded(tmp_path / "out", trust=False)
+    assert [path.name for path in tmp_path.rglob("*.py")] == []
     model = loaded(tmp_path / "out")
     with pytest.raises(TypeError, match=r"inputs: want texts, got"):
         model.encode([("a", "b")])

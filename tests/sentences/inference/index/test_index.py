@@ -1,15 +1,23 @@
-"""Searches of an index, compared with the exact search of the corpus and with numpy."""
+"""Searches of an index beside the exact search and numpy; making one: refusals, failures, memory."""
 
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.index import Index, IndexOptions, build_index
+from fastqt.sentences.inference.index import Index, IndexOptions, build, build_index, recall
 from fastqt.sentences.inference.search import nearest
+from fastqt.sentences.text import reader
 from tests.shared.clustered import Clustered, write_corpus
 
+ROOT = Path(__file__).parents[4]
 KINDS = ["flat", "ivf", "hnsw"]
 ROWS = 1500
 
@@ -52,18 +60,6 @@ def test_flat_finds_what_the_exact_search_finds(encoder, corpus, indexes, k):
     )
 
 
-def test_a_real_model_finds_the_same_with_its_index(encoder_of_words, planted, tmp_path):
-    index = build_index(encoder_of_words, planted, tmp_path / "x.index", IndexOptions(kind="flat"))
-    queries = ["place3 topic4word1", "place2 topic7word0 topic7word2"]
-    for found, wanted in zip(
-        index.search(encoder_of_words, queries, 7),
-        nearest(encoder_of_words, queries, planted, 7),
-        strict=True,
-    ):
-        np.testing.assert_allclose([x.cosine for x in found], [x.cosine for x in wanted], atol=1e-6)
-        assert {x.sentence for x in found} == {x.sentence for x in wanted}
-
-
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_recall_is_what_it_says_and_what_was_wanted(encoder, indexes, kind):
     """Of all rows as queries, counted by their numbers: it shares no code with how an index measures it."""
@@ -101,15 +97,6 @@ def test_as_many_sentences_as_there_are(encoder, corpus, indexes, kind):
     assert all(lines[x.file][x.line - 1] == x.sentence for x in found)
 
 
-def test_more_effort_finds_more(encoder, indexes):
-    unit = encoder.matrix / np.linalg.norm(encoder.matrix, axis=1, keepdims=True)
-    index = indexes["ivf"]
-    sums = [index.search_vectors(unit, 10, effort)[0].sum() for effort in (1, 4, 10**6)]
-    assert sums[0] < sums[1] < sums[2]
-    exact = -np.sort(-cosines(encoder, np.arange(ROWS)), axis=1)[:, :10]
-    assert sums[2] == pytest.approx(exact.sum(), rel=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_sentences_are_all_found(tmp_path, kind):
     """A thousand times the same sentence, which a graph can not tell apart."""
@@ -135,34 +122,170 @@ def test_the_smallest_corpora(tmp_path, kind):
 
 def test_the_corpus_may_move_but_not_change(encoder, corpus, indexes, tmp_path):
     index = indexes["flat"]
-    moved = [
-        *write_corpus(tmp_path / "x.txt", range(1000)),
-        *write_corpus(tmp_path / "y.txt", range(1000, ROWS)),
-    ]
-    index.check_corpus(moved)
-    for other in (
-        moved[:1],
-        moved[::-1],
-        [moved[0], *write_corpus(tmp_path / "z.txt", [*range(1000, ROWS - 1), 3])],
-    ):
+    first = write_corpus(tmp_path / "x.txt", range(1000))
+    second = write_corpus(tmp_path / "y.txt", range(1000, ROWS))
+    changed = write_corpus(tmp_path / "z.txt", [*range(1000, ROWS - 1), 3])
+    index.check_corpus(first + second)
+    for other in (first, second + first, first + changed):
         with pytest.raises(InputError, match=r"was made from another corpus than .*x\.txt|z\.txt"):
             index.check_corpus(other)
 
 
-def test_another_model_is_refused(encoder, indexes):
-    other = Clustered(ROWS, seed=1)
-    for other.digest in ("other", None):
-        with pytest.raises(InputError, match=r"flat\.index was made by another model"):
-            indexes["flat"].search(other, ["1"])
-    with pytest.raises(InputError, match=r"queries: want vectors of width 16, got shape \(1, 17\)"):
-        indexes["flat"].search_vectors(np.zeros((1, 17), np.float32), 1)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_wrong_arguments_of_a_search_are_refused(encoder, indexes, kind):
+def test_another_model_and_wrong_arguments_of_a_search_are_refused(encoder, indexes, kind):
+    other, index = Clustered(ROWS, seed=1), indexes[kind]
+    for other.digest in ("other", None):
+        with pytest.raises(InputError, match=rf"{kind}\.index was made by another model"):
+            index.search(other, ["1"])
+    with pytest.raises(InputError, match=r"queries: want vectors of width 16, got shape \(1, 17\)"):
+        index.search_vectors(np.zeros((1, 17), np.float32), 1)
     with pytest.raises(InputError, match="k: want at least 1, got 0"):
-        indexes[kind].search(encoder, ["1"], 0)
+        index.search(encoder, ["1"], 0)
     with pytest.raises(InputError, match="query: want a sentence, got blank text"):
-        indexes[kind].search(encoder, [" "])
+        index.search(encoder, [" "])
     with pytest.raises(InputError, match="effort: want at least 1, got 0"):
-        indexes[kind].search_vectors(encoder.matrix[:1], 1, 0)
+        index.search_vectors(encoder.matrix[:1], 1, 0)
+
+
+def test_wrong_options_are_refused():
+    for options, message in (
+        ({"kind": "tree"}, "kind: want auto, flat, ivf, hnsw, got 'tree'"),
+        ({"lists": 3}, "lists: want them for kind ivf alone, got 3 for auto"),
+        ({"kind": "ivf", "lists": 0}, "lists: want at least 1, got 0"),
+        ({"links": 1}, "links: want 2 to 512, got 1"),
+        ({"min_recall": 0.0}, "min_recall: want more than 0 and at most 1, got 0.0"),
+        ({"min_recall": float("nan")}, "min_recall: want more than 0 and at most 1, got nan"),
+        ({"seed": -1}, "seed: want 0 to 2147483647, got -1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            IndexOptions(**options)
+
+
+def test_what_cannot_be_indexed_leaves_what_was_there(tmp_path):
+    encoder, out = Clustered(40), tmp_path / "x.index"
+    out.write_text("before")
+    corpus = write_corpus(tmp_path / "corpus.txt", range(40))
+    (tmp_path / "blank.txt").write_text("\n\n")
+    (tmp_path / "latin.txt").write_bytes(b"fine 1\n\xff\n")
+    diverged = Clustered(40)
+    diverged.matrix[33] = np.nan
+    for model, texts, options, message in (
+        (encoder, [str(tmp_path / "blank.txt")], {}, r"nothing to index: no sentence in .*blank\.txt"),
+        (encoder, [str(tmp_path / "latin.txt")], {}, "line 2 is not UTF-8"),
+        (encoder, corpus, {"kind": "ivf", "lists": 41}, "lists: want at most 40, the number of sentences"),
+        (diverged, corpus, {}, r"corpus\.txt: line 41: the model's vector is not finite"),
+    ):
+        with pytest.raises(InputError, match=message):
+            build_index(model, texts, out, IndexOptions(**options))
+        assert out.read_text() == "before"
+        assert {path.suffix for path in tmp_path.iterdir()} == {".index", ".txt"}
+
+
+def test_outputs_that_cannot_be_written(tmp_path):
+    encoder, corpus = Clustered(5), write_corpus(tmp_path / "corpus.txt", range(5))
+    os.mkfifo(tmp_path / "fifo")
+    for out, message in (
+        ("x.faiss", r"x\.faiss: want a name that ends in \.index, got \.faiss"),
+        ("absent/x.index", r"cannot write .*absent is not a directory"),
+        ("fifo", "fifo: want a regular file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            build_index(encoder, corpus, tmp_path / out)
+
+
+def test_a_recall_that_is_not_reached_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastqt.sentences.inference.index.searchers.Graph.most_effort", 16)
+    encoder, corpus = Clustered(3000, clusters=1), write_corpus(tmp_path / "corpus.txt", range(3000))
+    options = IndexOptions(kind="hnsw", links=2, min_recall=1)
+    with pytest.raises(InputError, match=r"min_recall: want at most 0\.\d+, which is what hnsw reaches here"):
+        build_index(encoder, corpus, tmp_path / "x.index", options)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_the_least_effort_is_chosen(tmp_path, monkeypatch):
+    """One list less would miss too many."""
+    encoder, corpus = Clustered(2000), write_corpus(tmp_path / "corpus.txt", range(2000))
+    asked = []
+    monkeypatch.setattr(build, "sample", lambda *_: asked.append(recall.sample(*_)) or asked[0])
+    for min_recall in (0.5, 0.9, 0.99, 1):
+        asked.clear()
+        options = IndexOptions(kind="ivf", lists=200, min_recall=min_recall)
+        index = build_index(encoder, corpus, tmp_path / "x.index", options)
+        assert index.recall == recall.measure(index, asked[0], index.effort)
+        assert index.recall.value >= min_recall
+        if index.effort > 1:
+            assert recall.measure(index, asked[0], index.effort - 1).value < min_recall
+
+
+def test_the_kind_follows_from_the_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FLAT_ROWS", 100)
+    encoder = Clustered(100)
+    for rows, kind in ((99, "flat"), (100, "ivf")):
+        corpus = write_corpus(tmp_path / "corpus.txt", range(rows))
+        assert build_index(encoder, corpus, tmp_path / "x.index").kind == kind
+
+
+def test_small_parts_and_compressed_files_make_the_same_index(tmp_path, monkeypatch):
+    encoder = Clustered(900)
+    out, corpus = tmp_path / "x.index", write_corpus(tmp_path / "corpus.txt", range(900))
+    for kind in ("flat", "ivf"):
+        build_index(encoder, corpus, out, IndexOptions(kind=kind))
+        whole = out.read_bytes()
+        with monkeypatch.context() as small:
+            for name, value in (("SENTENCES", 7), ("ROWS", 13), ("ELEMENTS", 11)):
+                small.setattr(build, name, value)
+            small.setattr(reader, "READ_BYTES", 100)
+            build_index(encoder, corpus, out, IndexOptions(kind=kind))
+        assert out.read_bytes() == whole
+    (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress(Path(corpus[0]).read_bytes()))
+    index = build_index(encoder, [f"{corpus[0]}.gz"], out)
+    index.check_corpus(corpus)
+    assert index.search(encoder, ["11"], 1)[0][0].file == f"{corpus[0]}.gz"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, kind):
+    """Vectors of 24,000 rows take 24 MB here, and those of 3,000 take 3."""
+    for name, value in (("ROWS", 256), ("SENTENCES", 256), ("TRAINED_ROWS", 4)):
+        monkeypatch.setattr(build, name, value)
+    monkeypatch.setattr(recall, "QUERIES", 50)
+    monkeypatch.setattr(recall, "ROWS", 256)
+    monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
+    peaks, encoder = [], Clustered(500, width=256)
+    for rows in (3_000, 24_000):
+        corpus = write_corpus(tmp_path / "corpus.txt", (n % 500 for n in range(rows)))
+        tracemalloc.start()
+        options = IndexOptions(kind=kind, lists=20 if kind == "ivf" else None)
+        build_index(encoder, corpus, tmp_path / "x.index", options)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (tmp_path / "x.index").stat().st_size > 24e6
+    assert peaks[1] < peaks[0] + 4e6
+
+
+KILLED = """
+import os, signal
+from tests.shared.clustered import Clustered
+from fastqt.sentences.inference.index import IndexOptions, build, build_index
+def killed(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+build.sample = killed
+build_index(Clustered(300), [{corpus!r}], {out!r}, IndexOptions(kind="ivf"))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_the_old_index(tmp_path):
+    """It is killed when all but the recall is written."""
+    (corpus,) = write_corpus(tmp_path / "corpus.txt", range(300))
+    out = tmp_path / "x.index"
+    build_index(Clustered(300), [corpus], out)
+    before = out.read_bytes()
+    program = KILLED.format(corpus=corpus, out=str(out))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert out.read_bytes() == before
+    Index(out)
+    (partial,) = [path for path in tmp_path.iterdir() if path.suffix == ".partial"]
+    assert partial.stat().st_size > 0

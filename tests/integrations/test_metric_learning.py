@@ -1,4 +1,4 @@
-"""The losses for pytorch-metric-learning equal that library's own, in value and gradients."""
+"""The losses and the memory for pytorch-metric-learning equal that library's, in value and gradients."""
 
 import copy
 import re
@@ -166,41 +166,23 @@ def test_converged_rows_have_digits_where_the_librarys_have_none(name):
         assert relative(theirs, truth) > 1e-2
 
 
-WRONG = {
-    "norm": (
-        {"distance": distances.LpDistance()},
-        "distance: want LpDistance.p=2, power=2. .* got p=2, power=1",
-    ),
-    "norm of 1": ({"distance": distances.LpDistance(p=1, power=2)}, "got p=1, power=2"),
-    "rows of any norm": (
-        {"distance": distances.LpDistance(power=2, normalize_embeddings=False)},
-        "normalize_embeddings=False",
-    ),
-    "noise": (
-        {"distance": distances.SNRDistance()},
-        "got SNRDistance; fallback=True takes the library's own",
-    ),
-    "cubed": (
-        {"distance": distances.CosineSimilarity(power=3)},
-        "want CosineSimilarity.power=1.* got power=3",
-    ),
-    "norms of 1": ({"distance": distances.DotProductSimilarity(p=1)}, "want DotProductSimilarity.p=2"),
-    "memory": ({"memory": "lots"}, "memory: want one of"),
-    "backend": ({"backend": "cudnn"}, "backend: want one of"),
-}
+Lp, Cosine, Dot = distances.LpDistance, distances.CosineSimilarity, distances.DotProductSimilarity
+WRONG = [
+    (Lp(), "distance: want LpDistance.p=2, power=2. .* got p=2, power=1"),
+    (Lp(p=1, power=2), "got p=1, power=2"),
+    (Lp(power=2, normalize_embeddings=False), "normalize_embeddings=False"),
+    (distances.SNRDistance(), "got SNRDistance; fallback=True takes the library's own"),
+    (Cosine(power=3), "want CosineSimilarity.power=1.* got power=3"),
+    (Dot(p=1), "want DotProductSimilarity.p=2"),
+]
 
 
 @by_loss
-@pytest.mark.parametrize("wrong", WRONG)
-def test_refuses(name, wrong):
-    options, message = WRONG[wrong]
-    with pytest.raises(ValueError, match=message):
-        getattr(ours, name)(**options)
-
-
-@by_loss
-def test_what_is_refused_falls_back_to_the_library_if_asked_to(name):
-    check(name, drawn(N, D), LABELS, fallback=True, distance=distances.LpDistance())
+def test_refuses_other_distances_or_falls_back_to_the_library(name):
+    for distance, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            getattr(ours, name)(distance=distance)
+    check(name, drawn(N, D), LABELS, fallback=True, distance=Lp())
 
 
 @by_loss
@@ -216,3 +198,57 @@ def test_no_matrix_is_made(name, with_candidates):
     with Live(x) as live:
         loss(x, labels, *ref).backward()
     assert live.most < 6e6
+
+
+def batches(memory, rows: int, count: int, *, mask: bool = False):
+    """The value and the gradient of each of `count` batches."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        x = torch.randn(rows, D, generator=generator, dtype=torch.float64).requires_grad_()
+        labels = torch.randint(5, (rows,), generator=generator)
+        options = {"enqueue_mask": torch.rand(rows, generator=generator) < 0.5} if mask else {}
+        value = memory(x, labels, **options)
+        yield value.detach(), torch.autograd.grad(value, x)[0]
+
+
+@by_loss
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(("size", "rows"), [(20, 7), (21, 7), (8, 8), (50, 2)])
+@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner])
+def test_equals_the_librarys(name, size, rows, mask, miner):
+    made = [
+        module.CrossBatchMemory(getattr(module, name)(), D, size, miner and miner())
+        for module in (ours, losses)
+    ]
+    for found, wanted in zip(*(batches(memory, rows, 9, mask=mask) for memory in made), strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            assert relative(a, b) < SAME
+    assert torch.equal(made[0].embedding_memory, made[1].embedding_memory)
+    assert made[0].queue_idx == made[1].queue_idx
+
+
+@by_loss
+def test_a_batch_of_one_row_is_not_compared_with_itself(name):
+    """The library takes its row for a positive of itself."""
+    memory = ours.CrossBatchMemory(getattr(ours, name)(), D, 10)
+    first, second = torch.eye(D)[:1], torch.eye(D)[1:2]
+    memory(first, torch.tensor([0]))
+    assert memory(second, torch.tensor([1])) == 0
+
+
+def test_other_losses_are_given_lists():
+    memory = ours.CrossBatchMemory(losses.ContrastiveLoss(), D, 20)
+    wanted = losses.CrossBatchMemory(losses.ContrastiveLoss(), D, 20)
+    for a, b in zip(batches(memory, 6, 5), batches(wanted, 6, 5), strict=True):
+        assert torch.equal(a[0], b[0])
+
+
+@by_loss
+def test_no_lists_of_all_pairs(name):
+    """128 rows against 20,000: their scores take 10 MB in float32, and lists of all pairs 40 MB."""
+    memory = ours.CrossBatchMemory(getattr(ours, name)(), 8, 20_000)
+    memory.add_to_memory(torch.randn(20_000, 8), torch.arange(20_000) % 4000, 20_000)
+    x, labels = torch.randn(128, 8, requires_grad=True), torch.arange(128)
+    with Live(x) as live:
+        memory(x, labels).backward()
+    assert live.most < 6 * 2**20
