@@ -42,7 +42,7 @@ def test_matryoshka(benchmark, N, D):
     leaves = queries, candidates = embeddings(N, N, D=D)
     ours = partial(fastqt.info_nce_loss, scale=SCALE)
     functions = {
-        "prefixes": partial(ours, *leaves, matryoshka_dims=DIMS),
+        "prefixes": partial(ours, *leaves, matryoshka=DIMS),
         "one": partial(ours, *leaves),
         "wrapper": partial(wrapped, ours, *leaves),
         "eager": partial(wrapped, eager, *leaves),

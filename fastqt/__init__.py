@@ -44,12 +44,14 @@ if TYPE_CHECKING:
         spread_out_loss,
         supcon_loss,
     )
+    from fastqt.matryoshka import Matryoshka
     from fastqt.negatives import Mixed, Noise
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __all__ = [
     "Diagonal",
     "Guide",
+    "Matryoshka",
     "Mixed",
     "Noise",
     "Sparse",
@@ -105,7 +107,17 @@ def __dir__() -> list[str]:
 
 
 # Where the public names are found when they are first used: `fastqt --help` answers without importing torch.
-_HOMES = ("functional", "losses", "targets", "negatives", "guide", "engines", "cached", "compiling")
+_HOMES = (
+    "functional",
+    "losses",
+    "targets",
+    "negatives",
+    "guide",
+    "matryoshka",
+    "engines",
+    "cached",
+    "compiling",
+)
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
 

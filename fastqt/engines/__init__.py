@@ -137,7 +137,7 @@ class Engine:
     def why_not(self, p: AnyProblem, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot compute a problem; None if it can."""
         if isinstance(p, Problem) and p.prefix_dims and not self.takes_prefixes:
-            return "it does not know matryoshka_dims"
+            return "it does not know matryoshka"
         return self.module.why_not(p, device, dtype)
 
     def computes(self, p: AnyProblem) -> bool:

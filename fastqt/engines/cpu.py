@@ -54,7 +54,7 @@ def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> s
     if device.type != "cpu":
         return f"the tensors are on {device}"
     if isinstance(p, Problem) and p.prefix_dims and p.row_negatives is not None:
-        return "it does not know matryoshka_dims beside row_negatives"
+        return "it does not know matryoshka beside row_negatives"
     return ops.native_error
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.checks import require
-from fastqt.matryoshka import Prefixes
+from fastqt.matryoshka import sum_of_prefixes
 from fastqt.problem import (
     TARGET_MASKED,
     TARGET_NOT_FINITE,
@@ -138,8 +138,7 @@ def row_losses(p: Problem) -> Tensor:
         p = replace(p, scale=p.scale.to(p.queries.dtype))
     if not p.prefix_dims:
         return _losses_of_one(p)
-    prefixes = Prefixes(p.prefix_dims, p.prefix_weights)
-    return prefixes.sum(lambda dim: _losses_of_one(_prefix(p, dim)))
+    return sum_of_prefixes(p.prefix_dims, p.prefix_weights, lambda dim: _losses_of_one(_prefix(p, dim)))
 
 
 def _prefix(p: Problem, dim: int) -> Problem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
@@ -11,6 +9,7 @@ from fastqt.distributed.public import public_loss
 from fastqt.functional.call import Call
 from fastqt.functional.loss import loss_of
 from fastqt.guide import Guide
+from fastqt.matryoshka import MatryoshkaLike
 from fastqt.negatives import Mixed
 from fastqt.options import (
     Backend,
@@ -43,8 +42,7 @@ def contrastive_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     false_negative_margin: float | None = None,
     false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: TargetReduction = "mean",
@@ -90,12 +88,12 @@ def contrastive_loss(
             before. Wants diagonal="keep" or "exclude", and no `Mixed`.
         guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
             product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
-        matryoshka_dims: the loss is the sum of those of the first so many columns of all embeddings, such as
-            (64, 128, 256), ascending and at most D; with `normalize` each of these prefixes counts at norm 1.
+        matryoshka: the loss is the sum of those of the first so many columns of all embeddings, such as
+            (256, 128, 64), at most D; with `normalize` each of these prefixes counts at norm 1. Weights for
+            them are given by `fastqt.Matryoshka(dims, weights)`.
             All prefixes together take the matrix products of one loss of the widest, on a GPU and beside
             `row_negatives` by backend="torch". With distances, `Mixed`, several cells that a row has alone,
             or a ring of ranks, each prefix is a loss of its own.
-        matryoshka_weights: numbers > 0 that the losses of the prefixes are multiplied by; 1 each if None.
         false_negative_margin: filters false negatives by the embeddings themselves, without a product more:
             a cell leaves the softmax where its similarity, a product or a cosine, is above t + margin, with t
             that of the row's target, of several the least similar. Targets stay, and so do exact copies of
@@ -163,8 +161,7 @@ def contrastive_loss(
         candidate_groups=candidate_groups,
         mask=mask,
         guide=guide,
-        matryoshka_dims=matryoshka_dims,
-        matryoshka_weights=matryoshka_weights,
+        matryoshka=matryoshka,
         false_negative_margin=false_negative_margin,
         false_negative_margin_strategy=false_negative_margin_strategy,
         reduction=reduction,
@@ -195,8 +192,7 @@ def sigmoid_loss(
     candidate_groups: Tensor | None = None,
     mask: Tensor | None = None,
     guide: Guide | None = None,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -255,8 +251,7 @@ def sigmoid_loss(
         candidate_groups=candidate_groups,
         mask=mask,
         guide=guide,
-        matryoshka_dims=matryoshka_dims,
-        matryoshka_weights=matryoshka_weights,
+        matryoshka=matryoshka,
         reduction=reduction,
         memory=memory,
         backend=backend,

@@ -5,7 +5,7 @@ A lowering gives a record, and what its loss still lacks: a `Completion`, or Non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ from fastqt.distributed.group import Group
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.guide import Guide, check_margin_of_false_negatives
 from fastqt.ids import as_groups
-from fastqt.matryoshka import Prefixes, prefixes_of
+from fastqt.matryoshka import Matryoshka, MatryoshkaLike, prefixes_of
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, MarginStrategy, Memory, Similarity, TargetReduction
 from fastqt.problem import DIAGONALS, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS, Inputs, check_memory
@@ -71,8 +71,7 @@ class Call:
     mask: Tensor | None = None
     guide: Guide | None = None
     similarity: Similarity = "dot"
-    matryoshka_dims: Sequence[int] | None = None
-    matryoshka_weights: Sequence[float] | None = None
+    matryoshka: MatryoshkaLike | None = None
     false_negative_margin: float | None = None
     false_negative_margin_strategy: MarginStrategy = "absolute"
     thresholds: Tensor | None = None  # of `log_sum_exp`, or what a margin is lowered to
@@ -89,9 +88,9 @@ class Call:
         return None if rows is None or isinstance(rows, Mixed) else rows
 
     @property
-    def prefixes(self) -> Prefixes | None:
+    def prefixes(self) -> Matryoshka | None:
         """The prefixes of a checked call, if its loss is a sum over some."""
-        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
+        return prefixes_of(self.matryoshka)
 
     def prefix(self, dim: int) -> Call:
         """The call of the first `dim` columns of all embeddings."""
@@ -102,8 +101,7 @@ class Call:
             candidates=self.candidates[:, :dim],
             negatives=None if self.negatives is None else self.negatives[:, :dim],
             row_negatives=rows[..., :dim] if isinstance(rows, Tensor) else rows,
-            matryoshka_dims=None,
-            matryoshka_weights=None,
+            matryoshka=None,
         )
 
     def sizes(self) -> dict[str, int]:
@@ -178,8 +176,8 @@ def checked(call: Call, ranks: Group | None, *, fits: bool = False) -> Call:
         _check_row_scores(call)
     if call.guide is not None:
         _check_guide(call, ranks)
-    if call.matryoshka_dims is not None or call.matryoshka_weights is not None:
-        prefixes_of(call.matryoshka_dims, call.matryoshka_weights, queries.shape[1])
+    if call.matryoshka is not None:
+        prefixes_of(call.matryoshka, queries.shape[1])
 
     if call.query_groups is None and call.candidate_groups is None:
         return call

@@ -39,7 +39,7 @@ def kind_of(call: Call) -> Hashable | None:
     """What tells the plan of a call from others, if one may be kept."""
     if call.negatives is not None or call.given_row_negatives is not None:
         return None
-    if call.matryoshka_dims is not None:  # which not every engine takes
+    if call.matryoshka is not None:  # which not every engine takes
         return None
     return plans.kind_of(Problem, call.queries, call.candidates, call.backend)
 
@@ -75,7 +75,8 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
     if p.targets.background is not None:
         _check_smoothing(call)
     if (prefixes := call.prefixes) is not None:
-        p.prefix_dims, p.prefix_weights = prefixes
+        # Numbers of an object are variables to torch.compile, which fails where two losses read them.
+        p.prefix_dims, p.prefix_weights = prefixes.dims, tuple(map(float, prefixes.weights))
     if isinstance(call.row_negatives, Mixed):
         p.partners, p.mix = call.row_negatives.partners_of(N, M, device), call.row_negatives.mix
 

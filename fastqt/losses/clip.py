@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
-from fastqt.matryoshka import Prefixes, prefixes_of
+from fastqt.matryoshka import Matryoshka, MatryoshkaLike, prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, ClipProblem, check_memory, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced
@@ -36,8 +36,7 @@ def clip_loss(
     scale: float | Tensor,
     normalize: bool = True,
     label_smoothing: float = 0.0,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -53,7 +52,7 @@ def clip_loss(
         a, b: (N, D); rows of equal index are a pair.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         label_smoothing: as of `info_nce_loss`, in both directions.
-        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. The directions are then computed one
+        matryoshka: as of `contrastive_loss`. The directions are then computed one
             after the other: six matrix products for any number of prefixes.
         reduction: "mean" over all pairs, "sum", or "none".
         normalize, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
@@ -77,7 +76,7 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
-    o = _Options(scale, normalize, reduction, memory, backend, matryoshka_dims, matryoshka_weights)
+    o = _Options(scale, normalize, reduction, memory, backend, matryoshka)
     if group is None:
         loss = _of_process(a, b, o)
         if not label_smoothing:
@@ -91,8 +90,7 @@ def clip_loss(
             "normalize": normalize,
             "reduction": reduction,
             "label_smoothing": float(label_smoothing),
-            "matryoshka_dims": o.prefixes and o.prefixes.dims,
-            "matryoshka_weights": o.prefixes and o.prefixes.weights,
+            "matryoshka": o.prefixes,
         }
 
     batch, (a, b) = agree_on_rows(group, FUNCTION, check, {"scale": scale}, a=a, b=b)
@@ -119,12 +117,11 @@ class _Options(NamedTuple):
     reduction: Reduction
     memory: Memory
     backend: Backend | None
-    matryoshka_dims: Sequence[int] | None
-    matryoshka_weights: Sequence[float] | None
+    matryoshka: MatryoshkaLike | None
 
     @property
-    def prefixes(self) -> Prefixes | None:
-        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
+    def prefixes(self) -> Matryoshka | None:
+        return prefixes_of(self.matryoshka)
 
     def check(self, a: Tensor) -> None:
         """Raises ValueError or TypeError unless all are what they have to be."""
@@ -132,7 +129,7 @@ class _Options(NamedTuple):
         check_option("reduction", self.reduction, REDUCTIONS)
         check_memory(self.memory)
         check_flag("normalize", self.normalize)
-        prefixes_of(self.matryoshka_dims, self.matryoshka_weights, a.shape[1])
+        prefixes_of(self.matryoshka, a.shape[1])
 
 
 def _of_process(a: Tensor, b: Tensor, o: _Options) -> Tensor:
@@ -164,17 +161,20 @@ def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
 
 def _both_directions(a: Tensor, b: Tensor, o: _Options, group: Group | None = None) -> Tensor:
     """The loss as that of two directions, one after the other."""
-    one = partial(
-        info_nce_loss,
-        scale=o.scale,
-        normalize=o.normalize,
-        matryoshka_dims=o.matryoshka_dims,
-        matryoshka_weights=o.matryoshka_weights,
-        reduction=o.reduction,
-        memory=o.memory,
-        backend=o.backend,
-        group=group,
-    )
+
+    def one(rows: Tensor, columns: Tensor) -> Tensor:
+        return info_nce_loss(
+            rows,
+            columns,
+            scale=o.scale,
+            normalize=o.normalize,
+            matryoshka=o.matryoshka,
+            reduction=o.reduction,
+            memory=o.memory,
+            backend=o.backend,
+            group=group,
+        )
+
     return (one(a, b) + one(b, a)) / 2
 
 

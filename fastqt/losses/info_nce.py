@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from fastqt.distributed.public import public_loss
 from fastqt.functional import contrastive_loss
 from fastqt.guide import Guide, check_margin_of_false_negatives
 from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
-from fastqt.matryoshka import prefixes_of
+from fastqt.matryoshka import MatryoshkaLike, prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Similarity, TargetReduction
 from fastqt.targets import Pairs
 
@@ -30,8 +30,7 @@ def info_nce_loss(
     false_negative_margin: float | None = None,
     false_negative_margin_strategy: MarginStrategy = "absolute",
     similarity: Similarity = "dot",
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     reduction: TargetReduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -50,7 +49,7 @@ def info_nce_loss(
             stays in it. In a group each rank has as many candidates as queries then. Not with a guide.
         similarity: "dot", or "euclidean": minus the squared distance, as of `contrastive_loss`. Not with
             label smoothing.
-        guide, matryoshka_dims, matryoshka_weights, reduction, memory, backend, group: as of
+        guide, matryoshka, reduction, memory, backend, group: as of
             `contrastive_loss`.
         false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`. Not with label
             smoothing.
@@ -92,8 +91,7 @@ def info_nce_loss(
         normalize=normalize,
         negatives=negatives,
         guide=guide,
-        matryoshka_dims=matryoshka_dims,
-        matryoshka_weights=matryoshka_weights,
+        matryoshka=matryoshka,
         false_negative_margin=false_negative_margin,
         false_negative_margin_strategy=false_negative_margin_strategy,
         reduction=reduction,
@@ -129,5 +127,5 @@ def info_nce_loss(
             reduction=reduction,
         )
 
-    prefixes = prefixes_of(matryoshka_dims, matryoshka_weights)
+    prefixes = prefixes_of(matryoshka)
     return loss + (smoothing() if prefixes is None else prefixes.sum(smoothing))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +22,7 @@ from fastqt.ids import as_ids
 from fastqt.losses.common import row_numbers, scores
 from fastqt.losses.positives import Positives, SameLabel, blocks_of, find_positives
 from fastqt.losses.same_label import SAME_LABEL, SameLabelProblem
-from fastqt.matryoshka import Prefixes, prefixes_of
+from fastqt.matryoshka import Matryoshka, MatryoshkaLike, prefixes_of
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
 from fastqt.torch_modes import input_dtype
@@ -47,12 +47,11 @@ class Scoring(NamedTuple):
     normalize: bool
     memory: Memory
     backend: Backend | None
-    matryoshka_dims: Sequence[int] | None = None
-    matryoshka_weights: Sequence[float] | None = None
+    matryoshka: MatryoshkaLike | None = None
 
     @property
-    def prefixes(self) -> Prefixes | None:
-        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
+    def prefixes(self) -> Matryoshka | None:
+        return prefixes_of(self.matryoshka)
 
 
 def loss_from_labels(
@@ -101,7 +100,7 @@ def loss_from_labels(
         check_flag("normalize", scoring.normalize)
         check_option("reduction", reduction, REDUCTIONS)
         check_memory(scoring.memory)
-        prefixes_of(scoring.matryoshka_dims, scoring.matryoshka_weights, embeddings.shape[1])
+        prefixes_of(scoring.matryoshka, embeddings.shape[1])
         return sizes
 
     def facts(ranks: Group) -> dict[str, Hashable]:
@@ -111,8 +110,7 @@ def loss_from_labels(
             "reduction": reduction,
             "normalize": scoring.normalize,
             "candidates given": candidates is not None,
-            "matryoshka_dims": scoring.prefixes and scoring.prefixes.dims,
-            "matryoshka_weights": scoring.prefixes and scoring.prefixes.weights,
+            "matryoshka": scoring.prefixes,
             **facts_of_leaves(ranks, leaves),
         }
 
@@ -191,7 +189,7 @@ def labelled_loss(
     if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
         return _of_targets(x, positives, reduction, scoring)
     if (prefixes := scoring.prefixes) is not None:
-        of_one = scoring._replace(matryoshka_dims=None, matryoshka_weights=None)
+        of_one = scoring._replace(matryoshka=None)
         return prefixes.sum(lambda dim: labelled_loss(link, _prefix(x, dim), positives, reduction, of_one))
 
     # As an engine would do: rounded to what a product reads, then to norm 1.
@@ -247,8 +245,7 @@ def _of_targets(
         diagonal="exclude" if itself else "keep",
         scale=scoring.scale,
         normalize=scoring.normalize,
-        matryoshka_dims=scoring.matryoshka_dims,
-        matryoshka_weights=scoring.matryoshka_weights,
+        matryoshka=scoring.matryoshka,
         query_groups=query_groups,
         candidate_groups=candidate_groups,
         reduction=cast(Reduction, reduction),

@@ -31,6 +31,7 @@ from fastqt.losses.paired_sums import (
     sums_of,
 )
 from fastqt.losses.ranking_options import Options, checked_directions
+from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import (
     Backend,
     Direction,
@@ -58,8 +59,7 @@ def multiple_negatives_ranking_loss(
     partition_mode: PartitionMode = "joint",
     hardness_mode: HardnessMode | None = None,
     hardness_strength: float = 0.0,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     false_negative_margin: float | None = None,
     false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: Reduction = "mean",
@@ -98,7 +98,7 @@ def multiple_negatives_ranking_loss(
             similarities of row i are compared with that of query i and its positive, those of hard negatives
             too. The two directions between queries and documents are then computed apart, in twice the time.
         reduction: "mean" over all rows, "sum", or "none".
-        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. A joint softmax with several
+        matryoshka: as of `contrastive_loss`. A joint softmax with several
             directions, and one with a hardness_strength, is a loss of its own for each prefix.
         memory, backend, group: as of `contrastive_loss`. In a group each rank gives its own
             queries with their documents.
@@ -139,8 +139,7 @@ def multiple_negatives_ranking_loss(
         reduction=reduction,
         memory=memory,
         backend=backend,
-        matryoshka_dims=matryoshka_dims,
-        matryoshka_weights=matryoshka_weights,
+        matryoshka=matryoshka,
     )
     names = [f"documents[{i}]" if i else "documents" for i in range(len(columns))]
 
@@ -155,8 +154,7 @@ def multiple_negatives_ranking_loss(
             "false_negative_margin": o.false_negative_margin,
             "false_negative_margin_strategy": o.false_negative_margin_strategy,
             "reduction": o.reduction,
-            "matryoshka_dims": o.prefixes and o.prefixes.dims,
-            "matryoshka_weights": o.prefixes and o.prefixes.weights,
+            "matryoshka": o.prefixes,
         }
 
     batch, own = agree_on_rows(
@@ -167,7 +165,7 @@ def multiple_negatives_ranking_loss(
     if simple is not None:
         return simple
     if o.prefixes is not None:
-        options = o._replace(matryoshka_dims=None, matryoshka_weights=None)._asdict()
+        options = o._replace(matryoshka=None)._asdict()
         return o.prefixes.sum(
             lambda dim: multiple_negatives_ranking_loss(
                 queries[:, :dim], [x[:, :dim] for x in columns], **options, group=group
@@ -210,8 +208,7 @@ def _of_one_call(
             scale=o.scale,
             normalize=o.normalize,
             negatives=negatives,
-            matryoshka_dims=o.matryoshka_dims,
-            matryoshka_weights=o.matryoshka_weights,
+            matryoshka=o.matryoshka,
             false_negative_margin=o.false_negative_margin,
             false_negative_margin_strategy=o.false_negative_margin_strategy,
             reduction=o.reduction,
@@ -226,8 +223,7 @@ def _of_one_call(
             positives,
             scale=o.scale,
             normalize=o.normalize,
-            matryoshka_dims=o.matryoshka_dims,
-            matryoshka_weights=o.matryoshka_weights,
+            matryoshka=o.matryoshka,
             reduction=o.reduction,
             memory=o.memory,
             backend=o.backend,
@@ -247,8 +243,7 @@ def _of_one_call(
             negatives=negatives,
             query_groups=ids,
             candidate_groups=torch.cat([ids, ids]),
-            matryoshka_dims=o.matryoshka_dims,
-            matryoshka_weights=o.matryoshka_weights,
+            matryoshka=o.matryoshka,
             false_negative_margin=o.false_negative_margin,
             false_negative_margin_strategy=o.false_negative_margin_strategy,
             reduction=o.reduction,

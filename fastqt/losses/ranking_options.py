@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastqt.checks import FLOAT32_MAX, check_flag, check_number, check_option, check_scale, shown
 from fastqt.guide import check_margin_of_false_negatives
-from fastqt.matryoshka import Prefixes, prefixes_of
+from fastqt.matryoshka import Matryoshka, MatryoshkaLike, prefixes_of
 from fastqt.options import (
     Backend,
     Direction,
@@ -43,12 +43,11 @@ class Options(NamedTuple):
     reduction: Reduction
     memory: Memory
     backend: Backend | None
-    matryoshka_dims: Sequence[int] | None
-    matryoshka_weights: Sequence[float] | None
+    matryoshka: MatryoshkaLike | None
 
     @property
-    def prefixes(self) -> Prefixes | None:
-        return prefixes_of(self.matryoshka_dims, self.matryoshka_weights)
+    def prefixes(self) -> Matryoshka | None:
+        return prefixes_of(self.matryoshka)
 
     def check(self, queries: Tensor) -> None:
         """Raises ValueError or TypeError unless all are what they have to be."""
@@ -66,7 +65,7 @@ class Options(NamedTuple):
         self._check_raised_scale(queries.dtype)
         check_option("reduction", self.reduction, REDUCTIONS)
         check_memory(self.memory)
-        prefixes_of(self.matryoshka_dims, self.matryoshka_weights, queries.shape[1])
+        prefixes_of(self.matryoshka, queries.shape[1])
 
     def _check_raised_scale(self, dtype: torch.dtype) -> None:
         """Raises ValueError unless embeddings of `dtype` can have the scale of scores with the strength."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fastqt.checks import check_embeddings, check_paired
@@ -11,6 +9,7 @@ from fastqt.distributed.group import GroupLike, as_group
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.distributed.public import public_loss
 from fastqt.functional import sigmoid_loss
+from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.targets import Pairs
 
@@ -23,8 +22,7 @@ def siglip_loss(
     scale: float | Tensor,
     bias: float | Tensor,
     normalize: bool = True,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -40,7 +38,7 @@ def siglip_loss(
         bias: added to all scores, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         reduction: "mean" over all rows, "sum", or "none".
-        matryoshka_dims, matryoshka_weights, memory, backend, group: as of `sigmoid_loss`.
+        matryoshka, memory, backend, group: as of `sigmoid_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -71,8 +69,7 @@ def siglip_loss(
         scale=scale,
         bias=bias,
         normalize=normalize,
-        matryoshka_dims=matryoshka_dims,
-        matryoshka_weights=matryoshka_weights,
+        matryoshka=matryoshka,
         reduction=reduction,
         memory=memory,
         backend=backend,

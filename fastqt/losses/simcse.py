@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from fastqt.functional import log_sum_exp
 from fastqt.guide import check_margin_of_false_negatives
 from fastqt.losses.common import filtered_scores, joined_loss, scores, similarity_thresholds
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.matryoshka import prefixes_of
+from fastqt.matryoshka import MatryoshkaLike, prefixes_of
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
 from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
 from fastqt.torch_modes import input_dtype
@@ -30,8 +30,7 @@ def simcse_loss(
     *,
     scale: float | Tensor = 20.0,
     hard_negative_weight: float = 0.0,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     false_negative_margin: float | None = None,
     false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: Reduction = "mean",
@@ -51,7 +50,7 @@ def simcse_loss(
         false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`, for second views and
             hard negatives, these without their weight.
         reduction: "mean" over all rows, "sum", or "none".
-        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. With a hard_negative_weight other
+        matryoshka: as of `contrastive_loss`. With a hard_negative_weight other
             than 0 each prefix is a loss of its own.
         memory, backend, group: as of `contrastive_loss`.
 
@@ -83,12 +82,11 @@ def simcse_loss(
             raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
         if z3 is not None and not hard_negatives:
             raise ValueError(f"z3: want at least one hard negative a sentence, got shape {tuple(z3.shape)}")
-        prefixes = prefixes_of(matryoshka_dims, matryoshka_weights, z1.shape[1])
+        prefixes = prefixes_of(matryoshka, z1.shape[1])
         return {
             "reduction": reduction,
             "hard_negative_weight": float(hard_negative_weight),
-            "matryoshka_dims": prefixes and prefixes.dims,
-            "matryoshka_weights": prefixes and prefixes.weights,
+            "matryoshka": prefixes,
             "false_negative_margin": false_negative_margin,
             "false_negative_margin_strategy": false_negative_margin_strategy,
         }
@@ -102,8 +100,7 @@ def simcse_loss(
             z2,
             scale=scale,
             negatives=None if z3 is None else _all_negatives(batch.local("z3", z3)),
-            matryoshka_dims=matryoshka_dims,
-            matryoshka_weights=matryoshka_weights,
+            matryoshka=matryoshka,
             false_negative_margin=false_negative_margin,
             false_negative_margin_strategy=false_negative_margin_strategy,
             reduction=reduction,
@@ -112,7 +109,7 @@ def simcse_loss(
             group=group,
         )
 
-    if (prefixes := prefixes_of(matryoshka_dims, matryoshka_weights)) is not None:
+    if (prefixes := prefixes_of(matryoshka)) is not None:
         third = z3
         return prefixes.sum(
             lambda dim: simcse_loss(

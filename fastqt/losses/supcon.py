@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.public import public_loss
 from fastqt.losses.labelled import Scoring, loss_from_labels
+from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 
 
@@ -21,8 +20,7 @@ def supcon_loss(
     candidate_labels: Tensor | None = None,
     scale: float | Tensor = 10.0,
     normalize: bool = True,
-    matryoshka_dims: Sequence[int] | None = None,
-    matryoshka_weights: Sequence[float] | None = None,
+    matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -46,7 +44,7 @@ def supcon_loss(
         candidate_labels: (M,) integers.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
-        matryoshka_dims, matryoshka_weights: as of `contrastive_loss`. Where the positive pairs fit no list,
+        matryoshka: as of `contrastive_loss`. Where the positive pairs fit no list,
             each prefix is a loss of its own.
         reduction: "mean" over the rows that have a positive; the losses of others are 0. "sum", or "none".
         memory: as of `contrastive_loss`; a class of any size is visited in parts that fit it.
@@ -71,7 +69,7 @@ def supcon_loss(
 
     Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
     """
-    scoring = Scoring(scale, normalize, memory, backend, matryoshka_dims, matryoshka_weights)
+    scoring = Scoring(scale, normalize, memory, backend, matryoshka)
     return loss_from_labels(
         "supcon", embeddings, labels, candidates, candidate_labels, scoring, reduction, group
     )

@@ -24,7 +24,7 @@ CONVERGED = 1e-11
 
 KEEP = {"diagonal": "keep"}
 PAIRS = {"targets": fastqt.Diagonal(), **KEEP}
-PREFIXES = {"matryoshka_dims": (3, 7, 12), "matryoshka_weights": (1.0, 0.5, 2.0)}
+PREFIXES = {"matryoshka": fastqt.Matryoshka((3, 7, 12), (1.0, 0.5, 2.0))}
 RELEASED = {"form": "released", "stop_gradient": False, "hard_negative_weight": 0.3}
 
 

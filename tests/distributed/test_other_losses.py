@@ -76,7 +76,7 @@ def test_labels(ranks, loss, counts, others, reduction, listed):
 
 @pytest.mark.parametrize(("reduction", "listed"), [("mean", True), ("sum", False), ("none", True)])
 def test_prefixes_of_labels(ranks, reduction, listed):
-    call = partial(of_labels, reduction=reduction, matryoshka_dims=(2, 6))
+    call = partial(of_labels, reduction=reduction, matryoshka=(2, 6))
     for _, errors in ranks(3).run(call, "supcon_loss", [1, 8, 3], True, listed):
         assert max(errors.values()) < 1e-12, errors
 

@@ -76,7 +76,7 @@ def finite_cells(q, c, **options):
 # A loss of queries and candidates, and how many rows they have.
 CALLS = {
     "no targets": (lambda q, c, **o: contrastive(q, c, NONE, normalize=True, **o), 5),
-    "no targets of prefixes": (lambda q, c, **o: contrastive(q, c, NONE, matryoshka_dims=[2, 4], **o), 5),
+    "no targets of prefixes": (lambda q, c, **o: contrastive(q, c, NONE, matryoshka=[2, 4], **o), 5),
     "an excluded row": (lambda q, c, **o: contrastive(q, c, NONE, mask=LAST_ROW, **o), 5),
     "groups": (lambda q, c, **o: contrastive(q, c, fastqt.Diagonal(), **GROUPS, **o), 5),
     "all false negatives": (

@@ -18,8 +18,8 @@ from tests.shared.loss_options import LOSSES, Options, combinations, cut, inputs
 from tests.shared.tolerances import FLOAT64
 
 CLOSE = {"rtol": 1e2 * FLOAT64, "atol": 1e2 * FLOAT64}
-OF_PREFIXES = [name for name in LOSSES if "matryoshka_dims" in option_names(name)]
-PREFIXES = ("matryoshka_dims", "matryoshka_weights")
+OF_PREFIXES = [name for name in LOSSES if "matryoshka" in option_names(name)]
+PREFIXES = ("matryoshka",)
 # How many combinations are tried, of up to how many options.
 SAMPLE, SLOW = (16, 2), (120, 3)
 # Of three options, two may have taken out all cells that another one would.
@@ -54,7 +54,7 @@ def test_prefixes_beside_other_options(name, extent):
         if isinstance(whole, str) or isinstance(prefix, str):
             assert isinstance(whole, str) == isinstance(prefix, str), (shown(options), whole, prefix)
             continue
-        two = outcome(name, given | {"matryoshka_dims": [3, 8], "matryoshka_weights": [0.5, 2.0]})
+        two = outcome(name, given | {"matryoshka": fastqt.Matryoshka([3, 8], [0.5, 2.0])})
         parts = [outcome(name, given, partial(cut, width=width)) for width in (3, 8)]
         wanted = [0.5 * first + 2 * second for first, second in zip(*parts, strict=True)]
         name_options = shown(options).__add__

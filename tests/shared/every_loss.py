@@ -411,8 +411,8 @@ def of_prefixes(name: str) -> Loss:
 
         return sum((weight * of(dim) for dim, weight in weights.items()), torch.zeros(()))
 
-    options = {"matryoshka_dims": tuple(weights), "matryoshka_weights": tuple(weights.values())}
-    return loss._replace(eager=eager, options={**loss.options, **options})
+    prefixes = fastqt.Matryoshka(tuple(weights), tuple(weights.values()))
+    return loss._replace(eager=eager, options={**loss.options, "matryoshka": prefixes})
 
 
 def spread_out(

@@ -96,8 +96,9 @@ class Prefixes:
 
     def __init__(self, problem: Problem, backend: str | None) -> None:
         arguments = dict(problem.arguments)
-        dims = arguments.pop("matryoshka_dims", [None])
-        self.weights = arguments.pop("matryoshka_weights", [1.0] * len(dims))
+        prefixes = arguments.pop("matryoshka", [None])
+        dims = getattr(prefixes, "dims", prefixes)
+        self.weights = [*getattr(prefixes, "weights", [1.0] * len(dims))]
         self.parts = [Truth(replace(problem, arguments=_narrowed(arguments, dim)), backend) for dim in dims]
         self.whole = problem.arguments
 

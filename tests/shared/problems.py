@@ -437,10 +437,11 @@ class Maker(Draws):
         dims = sorted({self.source.integer(1, self.D) for _ in range(self.source.integer(1, 3))})
         if self.rarely(12):
             dims.append(self.D + 1)
-            self.problem.refusals.add("matryoshka_dims")
-        self.problem.arguments["matryoshka_dims"] = dims
+            self.problem.refusals.add("matryoshka")
+        self.problem.arguments["matryoshka"] = dims
         if self.flag():
-            self.problem.arguments["matryoshka_weights"] = [self.choice((1.0, 0.5, 3.0)) for _ in dims]
+            weights = [self.choice((1.0, 0.5, 3.0)) for _ in dims]
+            self.problem.arguments["matryoshka"] = fastqt.Matryoshka(dims, weights)
         self.noted("prefixes")
 
 

@@ -12,7 +12,7 @@ from fastqt.cached import cached_embeddings
 from fastqt.cached.encoding import CHECKS
 from fastqt.checks import check_option, check_size, shown
 from fastqt.losses import multiple_negatives_ranking_loss, simcse_loss
-from fastqt.matryoshka import Prefixes
+from fastqt.matryoshka import Matryoshka
 from fastqt.nn.losses.base import check_options
 from fastqt.options import Recheck
 
@@ -61,7 +61,7 @@ class SentenceTransformerLoss(nn.Module):
         torch.Size([])
     """
 
-    prefixes: Prefixes | None = None  # which a MatryoshkaLoss around it sets for a step
+    prefixes: Matryoshka | None = None  # which a MatryoshkaLoss around it sets for a step
 
     def __init__(
         self, model: nn.Module, loss: Callable[..., Tensor] = multiple_negatives_ranking_loss, **options: Any
@@ -97,8 +97,7 @@ class SentenceTransformerLoss(nn.Module):
         """The options, with those of prefixes at norm 1 if there are any."""
         if self.prefixes is None:
             return self.options
-        dims, weights = self.prefixes
-        options = {**self.options, "matryoshka_dims": dims, "matryoshka_weights": weights}
+        options = {**self.options, "matryoshka": self.prefixes}
         if "normalize" in inspect.signature(self.loss).parameters:
             options["normalize"] = True
         return options

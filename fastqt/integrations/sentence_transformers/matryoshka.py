@@ -16,7 +16,7 @@ from fastqt.integrations.sentence_transformers.ranking import (
     MultipleNegativesRankingLoss,
 )
 from fastqt.integrations.sentence_transformers.replacement import Replacement
-from fastqt.matryoshka import Prefixes
+from fastqt.matryoshka import Matryoshka
 
 # The class as it is when this module is imported, which is before `patch` changes the library's module.
 _Matryoshka = matryoshka.MatryoshkaLoss
@@ -26,7 +26,7 @@ class MatryoshkaLoss(Replacement, _Matryoshka):
     """The library's MatryoshkaLoss, with its arguments, values and gradients.
 
     Around this package's losses of multiple negatives ranking, and around a `SentenceTransformerLoss` whose
-    function takes `matryoshka_dims`, all prefixes of the embeddings are computed together. Other losses are
+    function takes `matryoshka`, all prefixes of the embeddings are computed together. Other losses are
     computed once for each of them, as the library does. As there, every prefix is scored at norm 1.
 
     Raises:
@@ -66,7 +66,7 @@ class MatryoshkaLoss(Replacement, _Matryoshka):
             inner.prefixes = None
         return loss
 
-    def _drawn(self) -> Prefixes:
+    def _drawn(self) -> Matryoshka:
         """The prefixes of a step, drawn as the library draws them."""
         indices: Any = range(len(self.matryoshka_dims))
         if 0 < self.n_dims_per_step < len(indices):
@@ -75,11 +75,11 @@ class MatryoshkaLoss(Replacement, _Matryoshka):
         for i in sorted(indices, key=lambda i: self.matryoshka_dims[i]):
             dim = self.matryoshka_dims[i]
             weights[dim] = weights.get(dim, 0.0) + float(self.matryoshka_weights[i])
-        return Prefixes(tuple(weights), tuple(weights.values()))
+        return Matryoshka(tuple(weights), tuple(weights.values()))
 
 
 def takes_prefixes(loss: Any) -> bool:
     """Whether a module computes the loss of several prefixes at once, by its attribute `prefixes`."""
     if isinstance(loss, SentenceTransformerLoss):
-        return "matryoshka_dims" in inspect.signature(loss.loss).parameters
+        return "matryoshka" in inspect.signature(loss.loss).parameters
     return isinstance(loss, MultipleNegativesRankingLoss | CachedMultipleNegativesRankingLoss)

@@ -24,7 +24,7 @@ from fastqt.integrations._gathering import group_of
 from fastqt.integrations.sentence_transformers.replacement import Replacement
 from fastqt.integrations.sentence_transformers.similarity import scores_cosines
 from fastqt.losses import multiple_negatives_ranking_loss
-from fastqt.matryoshka import Prefixes
+from fastqt.matryoshka import Matryoshka
 
 # The classes as they are when this module is imported, which is before `patch` changes the library's modules.
 _Ranking = multiple_negatives_ranking.MultipleNegativesRankingLoss
@@ -50,7 +50,7 @@ class MultipleNegativesRankingLoss(Replacement, _Ranking):
         torch.Size([])
     """
 
-    prefixes: Prefixes | None = None  # which a MatryoshkaLoss around it sets for a step
+    prefixes: Matryoshka | None = None  # which a MatryoshkaLoss around it sets for a step
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,7 +82,7 @@ class CachedMultipleNegativesRankingLoss(Replacement, _CachedRanking):
         torch.Size([])
     """
 
-    prefixes: Prefixes | None = None  # as of the loss that is not cached
+    prefixes: Matryoshka | None = None  # as of the loss that is not cached
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,7 +136,7 @@ with warnings.catch_warnings():  # The library warns when a class is derived fro
         """
 
 
-def ranking_loss(loss: Any, embeddings: list[Tensor], prefixes: Prefixes | None) -> Tensor:
+def ranking_loss(loss: Any, embeddings: list[Tensor], prefixes: Matryoshka | None) -> Tensor:
     """The loss of columns, or of their prefixes at norm 1, with the settings of a module of the library."""
     return multiple_negatives_ranking_loss(
         embeddings[0],
@@ -147,7 +147,6 @@ def ranking_loss(loss: Any, embeddings: list[Tensor], prefixes: Prefixes | None)
         partition_mode=loss.partition_mode,
         hardness_mode=loss.hardness_mode,
         hardness_strength=0.0 if loss.hardness_mode is None else loss.hardness_strength,  # as the library
-        matryoshka_dims=None if prefixes is None else prefixes.dims,
-        matryoshka_weights=None if prefixes is None else prefixes.weights,
+        matryoshka=prefixes,
         group=group_of(loss),
     )

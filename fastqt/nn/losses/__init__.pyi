@@ -6,6 +6,7 @@ from fastqt.nn.losses.base import BiasedLoss, Loss as Loss, ScaledLoss as Scaled
 from collections.abc import Sequence
 from fastqt.distributed.group import GroupLike
 from fastqt.losses.gloss import PositionLoss
+from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend
 from fastqt.options import BlockNegatives
 from fastqt.options import DiagonalMode
@@ -39,15 +40,14 @@ class BinaryWindowLoss(Loss):
 class CLIPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 14.285714285714285, learn_scale: bool = True,
         max_scale: float | None = 100.0, normalize: bool = True, label_smoothing: float = 0.0,
-        matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
-        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class ContrastiveLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "zero",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = False, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, false_negative_margin: float | None = None,
+        normalize: bool = False, matryoshka: MatryoshkaLike | None = None,
+        false_negative_margin: float | None = None,
         false_negative_margin_strategy: MarginStrategy = "absolute", reduction: TargetReduction = "mean",
         similarity: Similarity = "dot", memory: Memory = "fast", backend: Backend | None = None,
         group: GroupLike | None = None) -> None: ...
@@ -101,9 +101,8 @@ class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, label_smoothing: float = 0.0, false_negative_margin: float | None = None,
         false_negative_margin_strategy: MarginStrategy = "absolute", similarity: Similarity = "dot",
-        matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
-        reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        matryoshka: MatryoshkaLike | None = None, reduction: TargetReduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class LSEPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -129,8 +128,8 @@ class MultipleNegativesRankingLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint", hardness_mode: HardnessMode | None = None,
-        hardness_strength: float = 0.0, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, false_negative_margin: float | None = None,
+        hardness_strength: float = 0.0, matryoshka: MatryoshkaLike | None = None,
+        false_negative_margin: float | None = None,
         false_negative_margin_strategy: MarginStrategy = "absolute", reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
@@ -146,21 +145,19 @@ class NTXentLoss(ScaledLoss):
 class SigLIPLoss(BiasedLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = True, max_scale: float | None = None,
         bias: float = -10.0, learn_bias: bool = True, normalize: bool = True,
-        matryoshka_dims: Sequence[int] | None = None, matryoshka_weights: Sequence[float] | None = None,
-        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SigmoidLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "keep",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = False, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        normalize: bool = False, matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SimCSELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        hard_negative_weight: float = 0.0, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, false_negative_margin: float | None = None,
+        hard_negative_weight: float = 0.0, matryoshka: MatryoshkaLike | None = None,
+        false_negative_margin: float | None = None,
         false_negative_margin_strategy: MarginStrategy = "absolute", reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
@@ -173,8 +170,7 @@ class SpreadOutLoss(Loss):
 
 class SupConLoss(ScaledLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, matryoshka_dims: Sequence[int] | None = None,
-        matryoshka_weights: Sequence[float] | None = None, reduction: Reduction = "mean",
+        normalize: bool = True, matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean",
         memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SimCSEOptions(TypedDict, total=False):
@@ -182,8 +178,7 @@ class SimCSEOptions(TypedDict, total=False):
     learn_scale: bool
     max_scale: float | None
     hard_negative_weight: float
-    matryoshka_dims: Sequence[int] | None
-    matryoshka_weights: Sequence[float] | None
+    matryoshka: MatryoshkaLike | None
     false_negative_margin: float | None
     false_negative_margin_strategy: MarginStrategy
     reduction: Reduction

@@ -30,7 +30,7 @@ from fastqt.losses.distillation import check_teacher_scale
 from fastqt.losses.hcl import check_beta, check_tau_plus
 from fastqt.losses.ranking_options import check_directions, check_hardness_strength
 from fastqt.losses.smoothing import check_label_smoothing
-from fastqt.matryoshka import check_matryoshka_dims, check_matryoshka_weights
+from fastqt.matryoshka import check_matryoshka
 from fastqt.negatives import Mixed
 from fastqt.problem import check_memory
 from fastqt.signatures import check_names, plain_numbers
@@ -51,8 +51,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "group": as_group,
     "hardness_strength": check_hardness_strength,
     "label_smoothing": check_label_smoothing,
-    "matryoshka_dims": check_matryoshka_dims,
-    "matryoshka_weights": check_matryoshka_weights,
+    "matryoshka": check_matryoshka,
     "memory": check_memory,
     "mix": Mixed,
     "samples": partial(check_size, "samples"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastqt.errors import InputError
-from fastqt.matryoshka import prefixes_of
+from fastqt.matryoshka import Matryoshka, prefixes_of
 from fastqt.nn import DistillationLoss, Encoder, GISTEmbedLoss, MultipleNegativesRankingLoss, SimCSE
 from fastqt.nn.losses import Loss
 from fastqt.sentences.runs.config import TrainConfig
@@ -29,10 +29,22 @@ def build_pairs_model(config: TrainConfig, encoder: Encoder) -> PairsModel:
     InputError for Matryoshka dimensions that the encoder's vectors do not have.
     """
     try:
-        prefixes_of(config.matryoshka_dims, config.matryoshka_weights, encoder.embedding_dim)
+        prefixes_of(_matryoshka(config), encoder.embedding_dim)
         return PairsModel(encoder, _loss(config))
     except (TypeError, ValueError) as error:
-        raise InputError(str(error)) from error
+        raise InputError(_of_settings(str(error))) from error
+
+
+def _matryoshka(config: TrainConfig) -> Matryoshka | None:
+    dims = config.matryoshka_dims
+    return None if dims is None else Matryoshka(dims, config.matryoshka_weights)
+
+
+def _of_settings(message: str) -> str:
+    """What a loss says of its argument, with the name of the setting."""
+    argument, colon, what = message.partition(":")
+    settings = {"matryoshka": "matryoshka_dims", "dims": "matryoshka_dims", "weights": "matryoshka_weights"}
+    return settings.get(argument, argument) + colon + what
 
 
 def _loss(config: TrainConfig) -> Loss:
@@ -61,8 +73,7 @@ def _loss(config: TrainConfig) -> Loss:
         "partition_mode": config.partition_mode,
         "hardness_mode": config.hardness_mode,
         "hardness_strength": config.hardness_strength,
-        "matryoshka_dims": config.matryoshka_dims,
-        "matryoshka_weights": config.matryoshka_weights,
+        "matryoshka": _matryoshka(config),
         "false_negative_margin": config.false_negative_margin,
     }
     return MultipleNegativesRankingLoss(false_negative_margin_strategy=strategy, **of_ranking, **shared)

@@ -45,7 +45,7 @@ class PairsSettings:
     )
     matryoshka_dims: tuple[int, ...] | None = option(
         None,
-        "widths to which vectors may be cut, ascending: the loss is the sum over all of them",
+        "widths to which vectors may be cut: the loss is the sum over all of them",
         at_least=1,
         below=WIDEST + 1,
     )

@@ -555,14 +555,14 @@ def test_all_prefixes_are_one_call(model, name, monkeypatch):
     calls, genuine = [], ranking.multiple_negatives_ranking_loss
 
     def counted(*args, **options):
-        calls.append(options["matryoshka_dims"])
+        calls.append(options["matryoshka"])
         return genuine(*args, **options)
 
     monkeypatch.setattr(ranking, "multiple_negatives_ranking_loss", counted)
     theirs, own, options = OF_PREFIXES[name]
     inner = own(model, **options)
     step(ours.MatryoshkaLoss(model, inner, [8, 4, 2]), model, COLUMNS[:3])
-    assert calls == [(2, 4, 8)]
+    assert calls == [fastqt.Matryoshka((2, 4, 8))]
     step(inner, model, COLUMNS[:3])  # is itself again
     assert calls[1:] == [None]
     # Around a loss of the library it is the library's.

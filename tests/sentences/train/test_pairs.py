@@ -220,11 +220,11 @@ def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
         ("rows", taught("nan"), "teacher: want finite numbers, .* row 1 of .*nan.npy"),
         ("rows", taught("wide"), "teacher: want vectors of width 7, got 8 in .*wide.npy"),
         ("rows", {"matryoshka_dims": (4, 13)}, "matryoshka_dims: want at most D=12, .*, got 13"),
-        ("rows", {"matryoshka_dims": (4, 4)}, "matryoshka_dims: want numbers in ascending order"),
+        ("rows", {"matryoshka_dims": (4, 4)}, "matryoshka_dims: want different numbers"),
         (
             "rows",
             {"matryoshka_dims": (4, 8), "matryoshka_weights": (1.0,)},
-            "matryoshka_weights: want one for each of the 2 matryoshka_dims, got 1",
+            "matryoshka_weights: want 2, one for each of dims, got 1",
         ),
         ("rows", {"valid": str(tmp_path / "ragged.tsv")}, "ragged.tsv: line 1: want 3 columns, got 2"),
     ):
