@@ -164,7 +164,8 @@ def test_copies_of_a_target_stay(place, width, strategy, normalize, backend, dty
     options = {"false_negative_margin": 0.0, "false_negative_margin_strategy": strategy}
     options |= {"backend": backend, "normalize": normalize}
     assert copies_that_leave(*with_copies(place, width, dtype), **options) == 0
-    options["false_negative_margin"] = -0.5
+    # Similarities of about `width`, which some processors round to bfloat16.
+    options["false_negative_margin"] = -0.5 if normalize or strategy == "relative" else -width / 20
     assert copies_that_leave(*with_copies(place, width, dtype), **options) == ROWS
 
 
