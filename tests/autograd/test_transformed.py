@@ -1,6 +1,7 @@
 """Losses under torch.func: what a transform gives is what loops and torch.autograd give."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -142,10 +143,11 @@ def test_jacobians(name):
         jacobian(function, values, vectorize=True)
 
 
-def test_a_learnt_scale_of_several_modules():
+@pytest.mark.parametrize("make", [fastqt.nn.SigLIPLoss, partial(fastqt.nn.CLIPLoss, max_scale=4.0)])
+def test_a_learnt_scale_of_several_modules(make):
     """As torch's tutorial of ensembles has it: `functional_call` under vmap."""
     x, y, _ = inputs()
-    modules = [fastqt.nn.SigLIPLoss(scale=scale).double() for scale in (2.0, 3.0, 4.0)]
+    modules = [make(scale=scale, learn_scale=True).double() for scale in (2.0, 3.0, 4.0)]
     state, _ = stack_module_state(modules)
 
     def loss(state: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -133,7 +133,9 @@ class Batch:
             near = (torch.arange(N)[:, None] - torch.arange(M)).abs() <= 2
             self.fixed["mask"], self.counts["mask"] = mask & ~near, case.counts
         elif name == "document_ids":
-            self.fixed["document_ids"], self.counts["document_ids"] = torch.arange(N) // 4, case.counts
+            ids = torch.arange(N) // 4
+            ids[-1] = N  # alone in its document
+            self.fixed["document_ids"], self.counts["document_ids"] = ids, case.counts
         elif name == "classes":
             self.fixed["targets"] = integers(M, N).where(torch.arange(N) % 5 > 0, -100)
             self.counts["targets"] = case.counts
