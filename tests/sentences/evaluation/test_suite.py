@@ -16,6 +16,7 @@ import fastqt.sentences.evaluation
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation import SENTEVAL_GRID, Cache, evaluate
 from fastqt.sentences.evaluation import vectors as vectors_module
+from fastqt.sentences.evaluation.data import read_pairs
 from fastqt.sentences.evaluation.tasks import Options, sources
 
 ROOT = Path(__file__).parents[3]
@@ -267,6 +268,13 @@ FILES = {
     ("STSB", "STSB/test"): (1, 2, LONE, CONSTANT, "All gold scores are 7"),
     ("ALIGN", "STSB/dev"): (1, 2, ALIGNED, ALIGNED + "3", None),
 }
+
+
+@pytest.mark.parametrize("score", ["nan", "inf"])
+def test_a_gold_score_that_is_not_finite_is_refused(tmp_path, score):
+    write(tmp_path / "x.tsv.xz", [["3", "a", "b"], [score, "c", "d"]])
+    with pytest.raises(InputError, match="line 2: want a finite number in column 1"):
+        read_pairs(tmp_path / "x.tsv.xz", gold=0, first=1)
 
 
 DAMAGES = ["missing", "empty", "one line", "one value", "out of range", "blank", "few"]
