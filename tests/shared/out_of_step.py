@@ -24,7 +24,7 @@ def _backward_left_out(group: Group, wrong: bool) -> None:
     CONTRASTIVE(rows(), rows(), group=group).backward()
 
 
-def _scale_of_a_tensor(group: Group, wrong: bool, rank: int, size: int) -> Tensor:
+def _scale_of_a_tensor(group: Group, wrong: bool, size: int) -> Tensor:
     scale = torch.tensor(2.0 + wrong, requires_grad=True)
     return CONTRASTIVE(rows(), rows(), scale=scale, group=group)
 
@@ -35,7 +35,7 @@ def step(name: str, group: Group, wrong: bool) -> None:
         return _backward_left_out(group, wrong)
     call = _scale_of_a_tensor if name == "scale of a tensor" else CALLS[name]
     for other in (False, wrong):
-        call(group, other, dist.get_rank(), dist.get_world_size()).backward()
+        call(group, other, dist.get_world_size()).backward()
     return None
 
 
