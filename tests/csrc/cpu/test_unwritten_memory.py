@@ -145,7 +145,7 @@ def test_random_problems_in_bfloat16(products, count):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_problems(dtype, backend):
     run_in_a_process(
-        "problems", backend, dtype, "5000", "300", products="own" if backend == "cpu" else "torch"
+        "problems", backend, dtype, "5000", "150", products="own" if backend == "cpu" else "torch"
     )
 
 
