@@ -73,6 +73,7 @@ def test_more_random_problems_in_products_of_16_bits(dtypes, in_16_bits):
     assert compared(range(1000, 1700), SIXTEEN_BITS) > 400
 
 
+@pytest.mark.slow
 def test_on_another_device_nothing_waits():
     """In a process of its own, to which torch has added a device."""
     script = Path(__file__).with_name("other_device.py")

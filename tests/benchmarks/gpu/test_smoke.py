@@ -16,6 +16,7 @@ STEPS = [section for wave in smoke() for section in wave]
 
 
 @pytest.mark.parametrize("section", STEPS, ids=lambda section: section.name)
+@pytest.mark.thinned(3)
 def test_a_step_runs_to_its_end(section):
     records = list(section.records(DRY))
     failed = [record for record in records if record.get("ok") is False]

@@ -44,6 +44,7 @@ importlib.import_module(sys.argv[2]).main()
 """
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants Linux"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a library for CUDA devices"),

@@ -81,7 +81,7 @@ def inputs_of(case: Case, dtype: torch.dtype, normalize: bool) -> dict[str, torc
 @by_memory
 @by_case
 @by_normalize
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(17)
 def test_is_the_oracles(case, memory, normalize):
     assert_oracles(case, inputs_of(case, torch.float32, normalize), memory, normalize=normalize)
 
@@ -91,7 +91,7 @@ def test_is_the_oracles(case, memory, normalize):
 @by_memory
 @by_large
 @by_normalize
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(14)
 @pytest.mark.pairwise
 def test_every_dtype(case, memory, dtype, normalize, each):
     if normalize and each and dtype is torch.float16:
@@ -102,7 +102,7 @@ def test_every_dtype(case, memory, dtype, normalize, each):
 
 
 @pytest.mark.parametrize("case", LARGE_CASES[:4], ids=lambda case: case.name)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
     """One where the float32 sums and enough rows fit; the results are the same."""
     inputs = case.inputs(torch.bfloat16)
@@ -122,7 +122,7 @@ def test_bytes_choose_between_one_walk_and_two(case, monkeypatch):
 @by_memory
 @by_large
 @by_normalize
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(9)
 def test_chunks_do_not_change_the_result(case, memory, normalize, monkeypatch):
     """With no room at all, dF comes from chunks of rows and dG from chunks of columns."""
     for name, value in NO_ROOM.items():
@@ -172,7 +172,7 @@ def test_tiles_in_the_memory_of_a_gradient(dtype, monkeypatch):
 
 @by_memory
 @pytest.mark.parametrize("wanted", ["queries", "candidates", "negatives", "row_negatives", "scale"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_one_gradient_alone(wanted, memory):
     case = named("all at once")
     inputs = case.inputs(torch.float32)
@@ -184,7 +184,7 @@ def test_one_gradient_alone(wanted, memory):
 @by_normalize
 @pytest.mark.parametrize("layout", cosines.LAYOUTS)
 @pytest.mark.parametrize("name", ["queries", "candidates", "negatives", "row_negatives"])
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 def test_layouts(name, layout, normalize):
     case = named("all at once")
     case.arguments["mask"] = case.arguments["mask"].T.contiguous().T
@@ -228,7 +228,7 @@ def overflowed(monkeypatch) -> list[int]:
 @by_memory
 @by_dtype
 @pytest.mark.parametrize("sample", [None, 4], ids=["", "sample"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_rows_whose_shift_overflowed_are_computed_again(dtype, memory, sample, overflowed, monkeypatch):
     """Row shifts from a sample of candidates spare most rows the second try, and change nothing else."""
     if sample is not None:
@@ -257,7 +257,7 @@ OVERFLOWING = {
 
 @pytest.mark.parametrize("loud", OVERFLOWING.values(), ids=OVERFLOWING)
 @pytest.mark.parametrize("memory", ["fast", pytest.param("low", marks=pytest.mark.slow)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_rows_of_any_chunk_overflow_against_candidates_or_negatives(loud, memory, overflowed, monkeypatch):
     """With all that the repair has to leave out or to add: groups, a mask, a bias, row negatives."""
     for name, value in NO_ROOM.items():
@@ -299,7 +299,7 @@ def test_rows_of_any_chunk_overflow_against_candidates_or_negatives(loud, memory
 
 
 @by_memory
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_shifts_that_are_too_low(memory):
     """A shift is that of a row's target, whose cosine is -1 where all others are 0, at a scale of 70.
 
@@ -323,7 +323,7 @@ def test_shifts_that_are_too_low(memory):
 
 @by_memory
 @by_two_dtypes
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_rows_wider_than_a_block(memory, dtype):
     """The gradients' kernels go through such rows twice."""
     generator = torch.Generator().manual_seed(0)
@@ -346,7 +346,7 @@ def test_rows_wider_than_a_block(memory, dtype):
 @by_memory
 @by_two_dtypes
 @pytest.mark.parametrize(("long", "short"), [("queries", "candidates"), ("candidates", "queries")])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.pairwise
 def test_norms_near_the_ends_of_the_range(long, short, memory, dtype):
     """Rows of 1e-20 count as short ones, and the squares of 1e20 are beyond float32."""
@@ -421,7 +421,7 @@ KINDS = {"softmax": (1.0, 0.0, 24.0), "sigmoid": (1.0, -0.5, 40.0), "cosines": (
 @by_dtype
 @pytest.mark.parametrize("learnt", [None, 0.5, 1.0], ids=["random", "p > 0.99", "p > 1 - 1e-8"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 @pytest.mark.pairwise
 def test_error_is_at_most_eagers(kind, learnt, dtype, memory):
     """Eager PyTorch in the same dtype, which forms its scores, probabilities and p - t in it.
@@ -474,7 +474,7 @@ def test_error_is_at_most_eagers(kind, learnt, dtype, memory):
 
 
 @by_memory
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_biases_gradient_in_half_precision(memory):
     """A softmax sums it in a matrix product, a sigmoid in the kernel of the scores."""
     for name in ("biases of classes", "sigmoid, all at once"):

@@ -35,6 +35,7 @@ def assert_nearest(encoder, files, target, found, k):
 
 
 @pytest.mark.parametrize("k", [1, 7, 1000])
+@pytest.mark.thinned(2)
 def test_neighbours_and_answers_are_those_of_the_whole_matrix(encoder, planted, monkeypatch, k):
     """The answer to A, B and C is nearest to C + B - A, whose halves have norm 1."""
     monkeypatch.setattr(reader, "READ_BYTES", 1000)
