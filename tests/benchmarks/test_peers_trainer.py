@@ -44,7 +44,7 @@ def check(configuration, model, **how):
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=Configuration.words)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_a_tiny_model(tiny, configuration):
     check(configuration, tiny, steps=3, batch=4, rate=1e-3)
 

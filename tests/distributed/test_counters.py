@@ -59,6 +59,7 @@ def moved(found):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.thinned(2)
 def test_collectives_products_and_bytes_are_those_of_the_formulas(ranks, dtype):
     """Embeddings travel in their own dtype, and their gradients in float32 or, if so asked, in bfloat16."""
     calls = [

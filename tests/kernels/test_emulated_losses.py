@@ -70,6 +70,7 @@ def check(result):
 
 
 @pytest.mark.parametrize(("arch", "name"), [(arch, name) for arch in SAMPLE for name in SAMPLE[arch]])
+@pytest.mark.thinned(2)
 def test_a_sample(arch, name):
     check(results(arch, SAMPLE[arch], "lockstep")[name])
 

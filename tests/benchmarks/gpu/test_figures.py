@@ -34,6 +34,7 @@ def breaks_at(call):
     return make
 
 
+@pytest.mark.slow
 def test_a_failing_contestant_gets_a_reason_and_the_others_go_on():
     inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU)
     entrants = {"absent": absent, "at once": breaks_at(0), "later": breaks_at(4), "eager": peers.eager}

@@ -101,6 +101,7 @@ def test_a_signal_saves_a_checkpoint_and_stops(planted, tmp_path, number):
     ],
     ids=str,
 )
+@pytest.mark.thinned(3)
 def test_what_options_keep_from_step_to_step_is_resumed(planted, tmp_path, options):
     """A warm-up is stopped in its midst."""
     settings = SMALL | {"context_size": 1, "report_every": 1, "checkpoint_every": 100, "epochs": 2} | options
