@@ -1,11 +1,7 @@
-"""Each step is torch's own: rates, optimisers, averages, 16 bits, learnt scales, in chunks and compiled."""
+"""Each step is torch's own: rates, optimisers, averages, 16 bits, learnt scales, compiled."""
 
 import math
-import os
-import random
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,20 +11,16 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
 from fastqt.errors import InputError
-from fastqt.nn.sparse_gradients import bag_sum
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import batches
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
-from fastqt.sentences.train.optim import Adam, RowAdam, clip_gradients
 from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.schedule import Factor
-from tests.shared.pairs_of_texts import write_rows, write_teacher
 from tests.shared.tiny_bert import write_tiny_bert
-from tests.shared.tolerances import FLOAT64, relative
-from tests.shared.trained_on_ranks import chunked_gradients
+from tests.shared.tolerances import FLOAT64
 from tests.shared.trainings import assert_same_run, metrics, metrics_without_times, stopping, trainer_of
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 1, "report_every": 1}
@@ -234,96 +226,6 @@ def test_a_scale_is_learnt_as_a_logarithm_that_is_clamped(planted, tmp_path, chu
     assert len(set(scales)) > 1
 
 
-KINDS = [
-    {"context_size": 2},
-    {"encoder": "combine"},
-    {"model": "simcse", "encoder": "transformer"},
-    {"model": "mixcse", "encoder": "gru", "form": "released", "partner": "random"},
-]
-
-
-def assert_equal(in_chunks, at_once):
-    """The sums of chunks differ from those of a batch by roundings of float64 alone."""
-    assert len(in_chunks) == len(at_once) > 3
-    for ours, theirs in zip(in_chunks, at_once, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert relative(ours.double(), theirs.double()) < 1e-12
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_gradients_in_chunks_are_those_of_the_whole_batch(planted, kind):
-    assert_equal(*chunked_gradients(TrainConfig((planted[0],), chunk=7, **SMALL | kind)))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"model": "simcse", "encoder": "gru"},
-        {"model": "pairs", "teacher_weight": 0.5},
-        {"model": "pairs", "loss": "gist", "teacher_weight": 0.5},
-    ],
-    ids=str,
-)
-def test_gradients_of_rows_in_chunks_are_those_of_the_whole_batch(tmp_path, settings):
-    rows = write_rows(tmp_path / "rows.tsv", 120, 3)
-    if settings["model"] == "pairs":
-        settings = settings | {"teacher": write_teacher(tmp_path, 120, 3)[0], "clip": 0.0}
-    assert_equal(*chunked_gradients(TrainConfig((rows,), chunk=7, **SMALL | settings)))
-
-
-@pytest.mark.parametrize("kind", KINDS[1:], ids=str)
-def test_gradients_of_two_ranks_are_those_of_their_whole_batches(pool, planted, kind):
-    config = TrainConfig((planted[0],), chunk=7, **SMALL | kind)
-    answers = pool.run(2, chunked_gradients, config)
-    for answer in answers:
-        assert isinstance(answer, list), answers
-        assert_equal(*answer)
-    assert all(map(torch.equal, answers[0][0][:4], answers[1][0][:4])), "the sums differ between the ranks"
-
-
-# Prints by how many bytes the process grows in a step of `batch` sentences in chunks of 64.
-GROWTH = """
-import sys
-from pathlib import Path
-import numpy as np
-import torch
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.tools.memory import growth_of_process
-from fastqt.sentences.train.loop import Trainer
-from fastqt.sentences.train.preparation import read_corpus
-
-corpus, batch = sys.argv[1], int(sys.argv[2])
-config = TrainConfig((corpus,), model="simcse", encoder="transformer", layers=2, word_dim=128, heads=4,
-                     feedforward=512, batch_size=batch, chunk=64, device="cpu")
-vocabulary, progress = read_corpus(config, [corpus], 1)
-trainer = Trainer(config, [corpus], vocabulary, Path(), progress)
-turn = next(iter(trainer.objective.turns(progress)))
-small = trainer.objective.sentences.sample(np.arange(4))
-trainer.step(small)  # allocates the state of the optimiser
-print(growth_of_process(lambda: trainer.step(turn.batch))[1])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not report the memory")
-def test_a_large_batch_in_chunks_needs_the_memory_of_a_small_one_and_of_its_embeddings(tmp_path):
-    draw = random.Random(0)
-    words = [f"w{number}" for number in range(500)]
-    corpus = tmp_path / "text.txt"
-    corpus.write_text("\n".join(" ".join(draw.choices(words, k=16)) for _ in range(4096)))
-
-    def growth(batch):
-        # With a mapping for each tensor, memory that is freed goes back, and malloc keeps nothing of it.
-        program = [sys.executable, "-c", GROWTH, str(corpus), str(batch)]
-        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144"}
-        done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
-        return int(done.stdout)
-
-    small, large = growth(64), growth(4096)
-    embeddings = 2 * 4096 * 128 * 4  # of two views of each sentence
-    assert large < 1.3 * small + embeddings, [round(x / 2**20, 1) for x in (small, large, embeddings)]
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """Traces modules and differentiates them as the compiler does, but makes no machine code of them."""
@@ -421,108 +323,3 @@ def test_what_the_model_or_the_training_cannot_have_is_refused(planted, tmp_path
     ):
         with pytest.raises(InputError, match=message):
             train(TrainConfig((planted[0],), **SMALL | settings), tmp_path / "run")
-
-
-V, D = 40, 6
-
-
-def bags(seed):
-    """Random token ids in nine bags, some of them empty, and the gradient of a loss by the bags' sums."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 7, (9,), generator=generator)
-    ids = torch.randint(0, V, (int(lengths.sum()),), generator=generator)
-    upstream = torch.randn(9, D, generator=generator, dtype=torch.float64)
-    return ids, lengths.cumsum(0) - lengths, upstream
-
-
-def test_bag_sum_refuses_a_second_derivative():
-    ids, offsets, upstream = bags(0)
-    weight = torch.rand(V, D, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(bag_sum(weight, ids, offsets), weight, upstream, create_graph=True)
-
-
-def dense_lookup(weight, ids, offsets):
-    return F.embedding_bag(ids, weight, offsets, mode="sum")
-
-
-def sparse_lookup(weight, ids, offsets):
-    """torch's own sparse gradient, in which a row occurs as often as its token."""
-    return F.embedding_bag(ids, weight, offsets, mode="sum", sparse=True)
-
-
-@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
-@pytest.mark.parametrize("max_norm", [0.5, 1e9])
-def test_many_steps_agree_with_torch(lookup, max_norm):
-    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
-    ours, theirs = ([torch.nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
-    our_adam, their_adam = Adam(ours, lr=0.01), torch.optim.Adam(theirs, lr=0.01)
-    for seed in range(30):
-        ids, offsets, upstream = bags(seed)
-        for (table, dense), adam, read in ((ours, our_adam, lookup), (theirs, their_adam, dense_lookup)):
-            adam.zero_grad()
-            ((read(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
-        norms = clip_gradients(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
-        torch.testing.assert_close(*norms)
-        our_adam.step()
-        their_adam.step()
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other)
-
-
-def test_a_parameter_without_gradient_is_not_changed():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    other = torch.nn.Parameter(torch.ones(3))
-    other.sum().backward()
-    adam = Adam([parameter, other], lr=0.1)
-    torch.testing.assert_close(clip_gradients([parameter, other], 1.0), torch.tensor(3.0).sqrt())
-    adam.step()
-    assert torch.equal(parameter, torch.ones(3))
-    torch.testing.assert_close(other.detach(), torch.full((3,), 0.9))
-
-
-@pytest.mark.parametrize("lookup", [bag_sum, dense_lookup])
-@pytest.mark.parametrize("size", [1e-7, 0.0])
-def test_tiny_gradients_are_clipped_as_in_torch(lookup, size):
-    """At a tiny norm, the constant that prevents the division 0 / 0 changes the result."""
-    ids, offsets, upstream = bags(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(V, D, dtype=torch.float64)) for _ in range(2))
-    (lookup(ours, ids, offsets) * upstream * size).sum().backward()
-    (dense_lookup(theirs, ids, offsets) * upstream * size).sum().backward()
-    clip_gradients([ours], 1e-7)
-    torch.nn.utils.clip_grad_norm_([theirs], 1e-7)
-    torch.testing.assert_close(ours.grad.to_dense(), theirs.grad, rtol=1e-7, atol=0)
-
-
-@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
-def test_each_row_takes_the_steps_of_its_own_adam(lookup):
-    """The oracle has a torch Adam for each row, which takes a step only when the row has a gradient."""
-    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
-    table, dense = (torch.nn.Parameter(tensor.clone()) for tensor in start)
-    ours = RowAdam([table, dense], lr=0.01)
-    rows = [torch.nn.Parameter(row.clone()) for row in start[0]]
-    dense_row = torch.nn.Parameter(start[1].clone())
-    theirs = [torch.optim.Adam([parameter], lr=0.01) for parameter in (*rows, dense_row)]
-    counts = torch.zeros(V)
-    for seed in range(30):
-        ids, offsets, upstream = bags(seed)
-        ids %= 1 + seed  # the last rows never have a gradient, and the first ones often
-        ((lookup(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
-        wanted = dense_lookup(torch.stack(list(rows)), ids, offsets)
-        ((wanted * upstream).sum() * dense_row.sum()).backward()
-        named = ids.unique().tolist()
-        counts[named] += 1
-        before = table.detach().clone()
-        ours.step()
-        assert table.grad is None
-        still = torch.ones(V, dtype=torch.bool).index_fill(0, torch.tensor(named), False)
-        assert torch.equal(table[still], before[still])
-        for row in (*named, V):
-            theirs[row].step()
-        ours.zero_grad()
-        for optimizer in theirs:
-            optimizer.zero_grad()
-        assert relative(table, torch.stack(list(rows))) < FLOAT64
-        assert relative(dense, dense_row) < FLOAT64
-    assert torch.equal(ours.state[table]["step"], counts)
-    assert counts.unique().numel() > 5
