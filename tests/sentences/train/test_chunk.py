@@ -102,7 +102,7 @@ def test_a_large_batch_in_chunks_needs_the_memory_of_a_small_one_and_of_its_embe
         done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
         return int(done.stdout)
 
-    # A run may have more by a few MiB of what malloc keeps; a matrix of all sentences would take 64 MiB or more.
+    # A run may have a few MiB more, of what malloc keeps; a batch at once would take many times as much.
     small, large = growth(64), min(growth(4096) for _ in range(3))
     embeddings = 2 * 4096 * 128 * 4  # of two views of each sentence
     assert large < 1.3 * small + embeddings, [round(x / 2**20, 1) for x in (small, large, embeddings)]
