@@ -14,7 +14,7 @@ from fastqt.checks import check_mask
 from fastqt.engines import plans, reference
 from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.false_negatives import widened
-from fastqt.functional.guided import Guided, GuidedProblem, guided_problem, reference_loss
+from fastqt.engines.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import Problem, loss_dtype, unit_rows

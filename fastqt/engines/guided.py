@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation, reference
-from fastqt.functional.guide_rows import GuideRows
+from fastqt.engines.guide_rows import GuideRows
 from fastqt.guide import Guide
 from fastqt.problem import (
     LEAST_MEMORY,
