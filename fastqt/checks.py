@@ -160,18 +160,18 @@ def require(condition: Tensor, wanted: str, given: Tensor | None = None, **sizes
         raise ValueError(wanted if given is None else f"{wanted}, got {int(given.min())}..{int(given.max())}")
 
 
-def check_mask(mask: Tensor, N: int, M: int | None, device: torch.device) -> None:
+def check_mask(name: str, mask: Tensor, N: int, M: int | None, device: torch.device) -> None:
     """Checks that `mask` is an (N, M) bool tensor on `device`; None for an M that is not known yet."""
-    check_tensor("mask", mask)
+    check_tensor(name, mask)
     if mask.dtype is not torch.bool:
         raise TypeError(
-            f"mask: want dtype torch.bool (True = excluded), got {mask.dtype}; convert it by bool()"
+            f"{name}: want dtype torch.bool (True = excluded), got {mask.dtype}; convert it by bool()"
         )
     if mask.dim() != 2 or len(mask) != N or M not in (None, mask.shape[1]):
         columns = "M" if M is None else M
-        raise ValueError(f"mask: want shape (N, M) = ({N}, {columns}), got {tuple(mask.shape)}")
+        raise ValueError(f"{name}: want shape (N, M) = ({N}, {columns}), got {tuple(mask.shape)}")
     if mask.device != device:
-        raise ValueError(f"mask: want device {device} as queries, got {mask.device}")
+        raise ValueError(f"{name}: want device {device} as queries, got {mask.device}")
 
 
 def check_scale(scale: float | Tensor, dtype: torch.dtype = torch.float64) -> None:

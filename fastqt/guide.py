@@ -54,7 +54,7 @@ class Guide:
         >>> queries, candidates = torch.randn(2, 8, 16)
         >>> guide = fastqt.Guide(*torch.randn(2, 8, 32), margin=0.1)  # a second model's embeddings
         >>> bool(
-        ...     fastqt.info_nce_loss(queries, candidates, guide=guide)
+        ...     fastqt.info_nce_loss(queries, candidates, exclude=guide)
         ...     < fastqt.info_nce_loss(queries, candidates)
         ... )
         True
@@ -120,6 +120,11 @@ class Guide:
             self.queries, candidates, thresholds=thresholds, normalize=self.normalize, negatives=negatives
         )
 
+    def turned(self) -> Guide:
+        """The guide of the candidates as queries, and of the queries as candidates."""
+        options = {"margin": self.margin, "margin_strategy": self.margin_strategy}
+        return Guide(self.candidates, self.queries, normalize=self.normalize, **options)
+
     def row_thresholds(self, positives: Tensor | None = None) -> Tensor:
         """The threshold of each query, (N,) float32.
 
@@ -140,19 +145,6 @@ class Guide:
             margin=self.margin,
             strategy=self.margin_strategy,
             normalize=self.normalize,
-        )
-
-
-def check_margin_of_false_negatives(
-    margin: float | None, strategy: str, dtype: torch.dtype = torch.float64
-) -> None:
-    """Raises ValueError or TypeError unless embeddings of `dtype` can have this margin of themselves."""
-    check_option("false_negative_margin_strategy", strategy, MARGIN_STRATEGIES)
-    if margin is not None:
-        check_number("false_negative_margin", margin, dtype=dtype)
-    elif strategy != "absolute":
-        raise ValueError(
-            f"false_negative_margin_strategy: want it with a false_negative_margin alone, got {strategy!r}"
         )
 
 

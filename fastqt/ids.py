@@ -19,17 +19,3 @@ def as_ids(name: str, ids: Tensor) -> Tensor:
     if ids.dtype is torch.uint64:
         require((ids.view(torch.int64) >= 0).all(), f"{name}: want values below 2**63, got greater ones")
     return ids.long()
-
-
-def as_groups(
-    query_groups: Tensor | None, candidate_groups: Tensor | None, N: int, M: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The groups of queries (N,) and candidates (M,) on `device` as int64; want both or neither."""
-    if query_groups is None or candidate_groups is None:
-        missing = "query_groups" if query_groups is None else "candidate_groups"
-        raise ValueError(f"{missing}: want it together with the other groups, got None; give both or neither")
-    groups = as_ids("query_groups", query_groups), as_ids("candidate_groups", candidate_groups)
-    for name, ids, length in (("query_groups", groups[0], N), ("candidate_groups", groups[1], M)):
-        if ids.numel() != length:
-            raise ValueError(f"{name}: want {length} ids, got {ids.numel()}")
-    return groups[0].to(device).contiguous(), groups[1].to(device).contiguous()

@@ -46,9 +46,16 @@ class Batch:
         """The index of this process's first row in the batch."""
         return 0
 
-    def of(self, **names: str) -> Batch:
-        """The same call, whose rows have other names: by the new name, the one that they have had."""
-        return Batch({new: self.sizes[old] for new, old in names.items()})
+    def of(self, **names: str | tuple[str, int]) -> Batch:
+        """The same call, whose rows have other names: by the new name, the one that they have had.
+
+        With a number these are so many times as many rows.
+        """
+        sizes = {}
+        for new, old in names.items():
+            name, times = (old, 1) if isinstance(old, str) else old
+            sizes[new] = times * self.sizes[name]
+        return Batch(sizes)
 
     def local(self, name: str, x: Tensor) -> Tensor:
         """This rank's rows of an argument, of which a DTensor holds a part."""

@@ -38,8 +38,11 @@ class Shards(Batch):
         super().__init__({name: rows[group.rank] for name, rows in counts.items()})
         self.group, self.counts, self.first_use, self.key = group, counts, first_use, key
 
-    def of(self, **names: str) -> Shards:
-        counts = {new: self.counts[old] for new, old in names.items()}
+    def of(self, **names: str | tuple[str, int]) -> Shards:
+        counts = {}
+        for new, old in names.items():
+            name, times = (old, 1) if isinstance(old, str) else old
+            counts[new] = tuple(times * count for count in self.counts[name])
         return Shards(self.group, counts, self.first_use, self.key)
 
     def total(self, of: str = "rows") -> int:

@@ -4,47 +4,61 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.arguments import OwnRows, Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
-from fastqt.functional.call import Call
+from fastqt.exclusions import ExcludeLike, Exclusions
+from fastqt.functional.fitting import (
+    Bias,
+    GivenTargets,
+    RowNegatives,
+    RowScores,
+    check_exclusions_fit,
+    check_similarity_fits,
+    targets_of,
+)
 from fastqt.functional.loss import loss_of
-from fastqt.guide import Guide
+from fastqt.loss import Arguments, loss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.negatives import Mixed
-from fastqt.options import (
-    Backend,
-    DiagonalMode,
-    MarginStrategy,
-    Memory,
-    Reduction,
-    Similarity,
-    TargetReduction,
-)
-from fastqt.targets import NoTargets, TargetsLike, given_or_window
+from fastqt.options import Backend, DiagonalMode, Memory, Reduction, Similarity, TargetReduction
+from fastqt.targets import Targets, TargetsLike
 
 
-@public_loss
-def contrastive_loss(
+def _fit_contrastive(
     queries: Tensor,
-    candidates: Tensor,
-    targets: TargetsLike | None = None,
+    targets: TargetsLike | None,
+    context_size: int | None,
+    document_ids: Tensor | None,
+    diagonal: DiagonalMode,
+    similarity: Similarity,
+    negatives: Tensor | None,
+    row_negatives: Tensor | Mixed | None,
+    exclude: Exclusions | None,
+    group: GroupLike | None,
+) -> dict[str, Targets]:
+    check_similarity_fits(similarity, diagonal, negatives, row_negatives, exclude)
+    check_exclusions_fit(exclude, queries, group)
+    return {"targets": targets_of(targets, context_size, document_ids, queries, group)}
+
+
+@loss(check=_fit_contrastive, sums_prefixes=False)
+def contrastive_loss(
+    given: Arguments,
+    queries: Rows,
+    candidates: OwnRows,
+    targets: GivenTargets = None,
     *,
     context_size: int | None = None,
     document_ids: Tensor | None = None,
     diagonal: DiagonalMode = "zero",
-    scale: float | Tensor = 1.0,
-    bias: float | Tensor = 0.0,
+    scale: Scale = 1.0,
+    bias: Bias = 0.0,
     normalize: bool = False,
-    negatives: Tensor | None = None,
-    row_negatives: Tensor | Mixed | None = None,
-    row_scores: Tensor | None = None,
-    query_groups: Tensor | None = None,
-    candidate_groups: Tensor | None = None,
-    mask: Tensor | None = None,
-    guide: Guide | None = None,
+    negatives: OwnRows | None = None,
+    row_negatives: RowNegatives = None,
+    row_scores: RowScores = None,
+    exclude: ExcludeLike | None = None,
     matryoshka: MatryoshkaLike | None = None,
-    false_negative_margin: float | None = None,
-    false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: TargetReduction = "mean",
     similarity: Similarity = "dot",
     memory: Memory = "fast",
@@ -80,32 +94,21 @@ def contrastive_loss(
             candidates.
         row_scores: (N,) or (N, K) scores of further candidates of each row alone, which are given as numbers
             (differentiable): neither scaled nor biased, targets of none. -inf stands for no candidate.
-        query_groups, candidate_groups: (N,) and (M,) integers. A candidate of the query's own group leaves
-            the softmax, unless it is a target.
-        mask: (N, M) bool; where it is True, the candidate leaves the softmax. It is read in place.
+        exclude: what leaves the softmax beside its targets: `fastqt.Margin`, cells that are more similar than
+            the target by so much; `fastqt.Same`, those of a query's own id; `fastqt.Within`, those of other
+            parts of the batch; `fastqt.Guide`, those that a second model finds similar; a bool tensor (N, M),
+            those where it is True, which is read in place; or a sequence of these. A guide takes one more
+            product of N x (M + K) x E, in float64. With a guide, `Within`, ids of negatives and several ids
+            the graph of torch.compile breaks, and a mask is made of a few rows at a time.
         similarity: "dot", or "euclidean": scores are -scale * |queries_i - candidates_j|**2 + bias, from the
             same products. So are those of `negatives` and `row_negatives`; with `normalize` rows have norm 1
             before. Wants diagonal="keep" or "exclude", and no `Mixed`.
-        guide: a second model's embeddings, which filter false negatives; see `Guide`. That takes one more
-            product of N x (M + K) x E, in float64. Under torch.compile the graph breaks there.
         matryoshka: the loss is the sum of those of the first so many columns of all embeddings, such as
             (256, 128, 64), at most D; with `normalize` each of these prefixes counts at norm 1. Weights for
             them are given by `fastqt.Matryoshka(dims, weights)`.
             All prefixes together take the matrix products of one loss of the widest, on a GPU and beside
             `row_negatives` by backend="torch". With distances, `Mixed`, several cells that a row has alone,
             or a ring of ranks, each prefix is a loss of its own.
-        false_negative_margin: filters false negatives by the embeddings themselves, without a product more:
-            a cell leaves the softmax where its similarity, a product or a cosine, is above t + margin, with t
-            that of the row's target, of several the least similar. Targets stay, and so do exact copies of
-            them with a margin of 0, what `diagonal` replaces, scores that are given, and rows without a
-            target. So that copies stay, a threshold is higher by D + 8 roundings, of 2**-24 in float32 and
-            2**-53 in float64, of the product of the target's and the query's norms, of cosines by 2 D + 16;
-            where a CPU multiplies bfloat16, by 2**-8 of its size. Similarities are as exact as that, so those
-            above by twice as much leave for certain. No gradient flows through the choice. It wants targets
-            as indices, pairs, windows or sparse rows, not smoothed, similarity="dot", and a positive
-            1 / temperature.
-        false_negative_margin_strategy: "absolute", or "relative": above t + |t| * margin. It is added, where
-            a `Guide` of the same embeddings would take it off.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".
@@ -120,7 +123,8 @@ def contrastive_loss(
             DeviceMesh of one dimension. Each rank gives its own rows of all arguments; the batch is their
             concatenation, `negatives` included. "mean" and "sum" are those of the whole batch, the same bits
             on all ranks, and "none" gives the rank's own rows. Target columns, class indices and partners are
-            indices into all ranks' candidates; a mask is (N, all candidates). See docs/distributed.md.
+            indices into all ranks' candidates; a bool tensor of `exclude` is (N, all candidates). See
+            docs/distributed.md.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
@@ -142,56 +146,40 @@ def contrastive_loss(
     Source: Logeswaran and Lee, "An efficient framework for learning sentence representations" (2018),
     eq. 2, with the KL form of its re-implementations; InfoNCE (van den Oord et al., 2018) is
     `targets=Diagonal(), diagonal="keep"`. Prefixes: Kusupati et al., "Matryoshka representation learning"
-    (2022), eq. 1. The margin of false negatives: Zhang et al., "Qwen3 Embedding: Advancing text embedding and
-    reranking through foundation models" (2025), eq. 2.
+    (2022), eq. 1.
     """
-    call = Call(
-        "softmax",
-        queries,
-        candidates,
-        given_or_window(targets, context_size, document_ids),
-        diagonal=diagonal,
-        scale=scale,
-        bias=bias,
-        normalize=normalize,
-        negatives=negatives,
-        row_negatives=row_negatives,
-        row_scores=row_scores,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        guide=guide,
-        matryoshka=matryoshka,
-        false_negative_margin=false_negative_margin,
-        false_negative_margin_strategy=false_negative_margin_strategy,
-        reduction=reduction,
-        memory=memory,
-        backend=backend,
-        similarity=similarity,
-    )
-
-    return loss_of(call, group)
+    return loss_of(given, "softmax")
 
 
-@public_loss
-def sigmoid_loss(
+def _fit_sigmoid(
     queries: Tensor,
-    candidates: Tensor,
-    targets: TargetsLike | None = None,
+    targets: TargetsLike | None,
+    context_size: int | None,
+    document_ids: Tensor | None,
+    exclude: Exclusions | None,
+    group: GroupLike | None,
+) -> dict[str, Targets]:
+    check_exclusions_fit(exclude, queries, group)
+    return {"targets": targets_of(targets, context_size, document_ids, queries, group, normalize=False)}
+
+
+@loss(check=_fit_sigmoid, sums_prefixes=False)
+def sigmoid_loss(
+    given: Arguments,
+    queries: Rows,
+    candidates: OwnRows,
+    targets: GivenTargets = None,
     *,
     context_size: int | None = None,
     document_ids: Tensor | None = None,
     diagonal: DiagonalMode = "keep",
-    scale: float | Tensor = 1.0,
-    bias: float | Tensor = 0.0,
+    scale: Scale = 1.0,
+    bias: Bias = 0.0,
     normalize: bool = False,
-    negatives: Tensor | None = None,
-    row_negatives: Tensor | Mixed | None = None,
-    row_scores: Tensor | None = None,
-    query_groups: Tensor | None = None,
-    candidate_groups: Tensor | None = None,
-    mask: Tensor | None = None,
-    guide: Guide | None = None,
+    negatives: OwnRows | None = None,
+    row_negatives: RowNegatives = None,
+    row_scores: RowScores = None,
+    exclude: ExcludeLike | None = None,
     matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
@@ -235,48 +223,36 @@ def sigmoid_loss(
     Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
     al., "Sigmoid loss for language image pre-training" (2023).
     """
-    call = Call(
-        "sigmoid",
-        queries,
-        candidates,
-        given_or_window(targets, context_size, document_ids, normalize=False),
-        diagonal=diagonal,
-        scale=scale,
-        bias=bias,
-        normalize=normalize,
-        negatives=negatives,
-        row_negatives=row_negatives,
-        row_scores=row_scores,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        guide=guide,
-        matryoshka=matryoshka,
-        reduction=reduction,
-        memory=memory,
-        backend=backend,
-    )
-
-    return loss_of(call, group)
+    return loss_of(given, "sigmoid")
 
 
-@public_loss
-def log_sum_exp(
+def _fit_log_sum_exp(
     queries: Tensor,
-    candidates: Tensor,
+    diagonal: DiagonalMode,
+    similarity: Similarity,
+    negatives: Tensor | None,
+    row_negatives: Tensor | Mixed | None,
+    exclude: Exclusions | None,
+    group: GroupLike | None,
+) -> None:
+    check_similarity_fits(similarity, diagonal, negatives, row_negatives, exclude)
+    check_exclusions_fit(exclude, queries, group)
+
+
+@loss(check=_fit_log_sum_exp)
+def log_sum_exp(
+    given: Arguments,
+    queries: Rows,
+    candidates: OwnRows,
     *,
     diagonal: DiagonalMode = "keep",
-    scale: float | Tensor = 1.0,
-    bias: float | Tensor = 0.0,
+    scale: Scale = 1.0,
+    bias: Bias = 0.0,
     normalize: bool = False,
-    negatives: Tensor | None = None,
-    row_negatives: Tensor | Mixed | None = None,
-    row_scores: Tensor | None = None,
-    query_groups: Tensor | None = None,
-    candidate_groups: Tensor | None = None,
-    mask: Tensor | None = None,
-    guide: Guide | None = None,
-    thresholds: Tensor | None = None,
+    negatives: OwnRows | None = None,
+    row_negatives: RowNegatives = None,
+    row_scores: RowScores = None,
+    exclude: ExcludeLike | None = None,
     similarity: Similarity = "dot",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -302,11 +278,9 @@ def log_sum_exp(
         diagonal: what becomes of cells (i, i): "keep"; "zero": the score is replaced by 0; "exclude": they
             leave the sum.
         scale: 1 / temperature, as of `contrastive_loss`.
-        query_groups, candidate_groups: positives that are not on the diagonal leave the sum by them.
-        guide: as of `contrastive_loss`; it takes its product in the backward pass once more.
-        thresholds: (N,) floating point; a cell leaves the sum where its similarity, the product or cosine,
-            is above that of its row, as by the `false_negative_margin` of `contrastive_loss`. No gradient
-            flows to them. Not with similarity="euclidean".
+        exclude: as of `contrastive_loss`, but for `fastqt.Margin`, since there are no targets; here also
+            `fastqt.Above`, cells whose similarity is above a threshold of their row. Positives that are not
+            on the diagonal leave by `fastqt.Same`. A guide takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
             in the forward pass, three in the backward pass.
 
@@ -329,27 +303,4 @@ def log_sum_exp(
     Source: the denominator of Logeswaran and Lee, "An efficient framework for learning sentence
     representations" (2018), eq. 2.
     """
-    call = Call(
-        "log_sum_exp",
-        queries,
-        candidates,
-        NoTargets(),
-        diagonal=diagonal,
-        scale=scale,
-        bias=bias,
-        normalize=normalize,
-        negatives=negatives,
-        row_negatives=row_negatives,
-        row_scores=row_scores,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
-        mask=mask,
-        guide=guide,
-        thresholds=thresholds,
-        reduction="none",
-        memory=memory,
-        backend=backend,
-        similarity=similarity,
-    )
-
-    return loss_of(call, group)
+    return loss_of(given, "log_sum_exp")

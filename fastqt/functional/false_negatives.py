@@ -41,10 +41,8 @@ def with_thresholds(call: Call) -> Call:
 
     ValueError for a margin where any candidate may be a target.
     """
-    if call.thresholds is not None:
-        return _with(call, call.thresholds.detach())
-    if call.false_negative_margin is None:
-        return call
+    if call.margin is None:
+        return call if call.thresholds is None else _with(call, call.thresholds.detach())
 
     M = call.candidates.shape[0]
     targets = targets_of_margin(call, M)
@@ -85,8 +83,8 @@ def targets_of_margin(call: Call, M: int) -> TargetRows:
     targets = call.targets.rows(N, M, device)
     if targets.dense is not None or targets.background is not None:
         raise ValueError(
-            "false_negative_margin: want None with smoothed targets or a matrix of them, where any candidate "
-            "may be one; give indices or a sparse matrix"
+            "exclude: want no Margin with smoothed targets or a matrix of them, where any candidate may be "
+            "one; give indices or a sparse matrix"
         )
     return targets
 
@@ -207,8 +205,8 @@ def _with_margin(call: Call, targets: TargetRows, row: Tensor, of_entries: _Simi
 
 def _with_lowest(call: Call, lowest: Tensor, lengths: Tensor) -> Call:
     """The call with thresholds from the lowest similarity of each row with its targets."""
-    margin, strategy = call.false_negative_margin, call.false_negative_margin_strategy
-    assert margin is not None
+    assert call.margin is not None
+    margin, strategy = call.margin.margin, call.margin.strategy
     width = call.queries.shape[1]
     thresholds = threshold_of(lowest, lengths, width, margin, strategy, of_cosines=call.normalize)
     if strategy == "relative":  # Infinity times a margin of 0 is NaN.
@@ -217,5 +215,7 @@ def _with_lowest(call: Call, lowest: Tensor, lengths: Tensor) -> Call:
 
 
 def _with(call: Call, thresholds: Tensor) -> Call:
+    if call.margin is not None and call.thresholds is not None:
+        thresholds = torch.fmin(thresholds, call.thresholds.detach())
     thresholds = thresholds.to(loss_dtype(call.queries)).contiguous()
-    return replace(call, thresholds=thresholds, false_negative_margin=None)
+    return replace(call, thresholds=thresholds, margin=None)

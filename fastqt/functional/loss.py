@@ -1,4 +1,4 @@
-"""The loss of a call, of one process or of ranks: it is checked, agreed on and lowered in this order."""
+"""The loss of a checked call, of one process or of ranks: it is lowered, and an engine computes it."""
 
 from __future__ import annotations
 
@@ -9,53 +9,42 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastqt.distributed.agreement import agree
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.collectives import nothing
-from fastqt.distributed.group import Group, GroupLike
 from fastqt.distributed.shards import Shards
-from fastqt.engines import plans
-from fastqt.functional.call import LEAVES, Call, Completion, checked
+from fastqt.functional.call import LEAVES, Call, Completion, call_of
 from fastqt.functional.euclidean import in_products, moments
 from fastqt.functional.false_negatives import with_thresholds
 from fastqt.functional.lowering import computed_loss, kind_of, lowered
-from fastqt.functional.ranks import facts_of, gathered, loss_of_ring, takes_ring
+from fastqt.functional.ranks import gathered, loss_of_ring, takes_ring
 from fastqt.functional.row_cells import joins_cells, one_cell_a_row
+from fastqt.loss import Arguments
 from fastqt.negatives import Mixed
 from fastqt.options import Reduction
 from fastqt.targets import TargetRows
 
 
-def loss_of(call: Call, group: GroupLike | None) -> Tensor:
+def loss_of(given: Arguments, link: str) -> Tensor:
     """The loss of the rows of one process, or of all ranks'.
 
     Args:
-        call: of this process's queries; the targets are over the candidates of all ranks, and the reduction
+        given: of this process's queries; the targets are over the candidates of all ranks, and the reduction
             is of all ranks' rows, "none" for this rank's.
-        group: what the user gave.
-
-    Raises:
-        ValueError, TypeError: as of the losses, or the ranks differ.
+        link: as of `Problem`.
     """
-    if call.guide is not None and torch.compiler.is_compiling():
-        # No operator takes a guide: the graph of torch.compile breaks here.
-        loss: Tensor = torch.compiler.disable(loss_of)(call, group)
+    call, batch = call_of(link, given.values), given.batch
+    if call.is_filtered and torch.compiler.is_compiling():
+        # No operator makes masks of some rows: the graph of torch.compile breaks here.
+        loss: Tensor = torch.compiler.disable(_loss_of_call)(batch, call)
         return loss
+    return _loss_of_call(batch, call)
 
-    kind = kind_of(call)
 
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal call
-        call = checked(call, ranks, fits=plans.kept(kind) is not None)
-        if ranks is not None:
-            call.targets.check_queries(len(call.queries))
-        return call.sizes()
-
-    batch = agree(group, call.function, check, lambda ranks: facts_of(call, ranks))
-    prefixes = call.prefixes
+def _loss_of_call(batch: Batch, call: Call) -> Tensor:
+    prefixes = call.matryoshka
     if prefixes is not None and not _takes_one_walk(batch, call):
         return prefixes.sum(lambda dim: _loss_of_batch(batch, call.prefix(dim), kind_of(call.prefix(dim))))
-    return _loss_of_batch(batch, call, kind)
+    return _loss_of_batch(batch, call, kind_of(call))
 
 
 def _takes_one_walk(batch: Batch, call: Call) -> bool:
@@ -65,7 +54,7 @@ def _takes_one_walk(batch: Batch, call: Call) -> bool:
     row are others for each prefix, and so are the similarities that a margin is compared with; a ring joins
     the rows' logsumexps.
     """
-    if call.false_negative_margin is not None or call.thresholds is not None:
+    if call.margin is not None or call.thresholds is not None:
         return False
     if call.similarity == "euclidean" or isinstance(call.row_negatives, Mixed) or joins_cells(call):
         return False
@@ -77,7 +66,7 @@ def _loss_of_batch(batch: Batch, call: Call, kind: Hashable | None) -> Tensor:
     if batch.is_of_process and call.similarity == "dot" and call.reduction != "mean_of_targets":
         return _computed(call, call.reduction, kind)[0]
 
-    targets = batch.targets(call.targets, "queries", "candidates")
+    targets = batch.targets(call.targets, "rows", "candidates")
     if targets is not call.targets:
         call = replace(call, targets=targets)
 
@@ -91,7 +80,7 @@ def _loss_of_batch(batch: Batch, call: Call, kind: Hashable | None) -> Tensor:
     reduction = "sum" if call.reduction == "mean_of_targets" else call.reduction
     local, rows = _local_loss(batch, call, batch.local_reduction(reduction), kind)
     local = local if completion is None else completion(local)
-    loss = batch.whole(local, reduction, "queries")
+    loss = batch.whole(local, reduction)
     if call.reduction != "mean_of_targets":
         return loss
     count = 0 if rows is None else rows.rows_with_targets()
@@ -117,7 +106,7 @@ def _local_loss(
         call, kind = gathered(batch, call), None
 
     with batch.agreeing():
-        if not batch.sizes["queries"]:
+        if not batch.sizes["rows"]:
             return nothing([getattr(call, name) for name in LEAVES], reduction), None
 
         return _computed(call, reduction, kind)
@@ -134,5 +123,5 @@ def _computed(call: Call, reduction: Reduction, kind: Hashable | None) -> tuple[
 
 def _of_negatives(batch: Batch, call: Call) -> Tensor:
     """The logsumexp of this process's queries with the negatives of all ranks, the call's candidates."""
-    local, _ = _local_loss(batch.of(queries="queries", candidates="negatives"), call, "none", kind_of(call))
+    local, _ = _local_loss(batch.of(rows="rows", candidates="negatives"), call, "none", kind_of(call))
     return local

@@ -12,9 +12,9 @@ from fastqt import autograd, engines
 from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_mask
 from fastqt.engines import plans, reference
+from fastqt.engines.filtered import Filtered, FilteredProblem, filtered_problem, reference_loss
 from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.false_negatives import widened
-from fastqt.engines.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import Problem, loss_dtype, unit_rows
@@ -53,7 +53,8 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
     N, M, device = call.queries.shape[0], call.candidates.shape[0], call.queries.device
     call.targets.check(N, M, call.diagonal)
     if call.mask is not None:
-        check_mask(call.mask, N, M, device)
+        check_mask("exclude", call.mask, N, M, device)
+    groups = call.groups
     p = Problem(
         call.queries,
         call.candidates,
@@ -62,8 +63,8 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
         call.scale,
         targets=call.targets.rows(N, M, device),
         diagonal=call.diagonal,
-        query_groups=call.query_groups,
-        candidate_groups=call.candidate_groups,
+        query_groups=None if groups is None else groups.queries,
+        candidate_groups=None if groups is None else groups.candidates,
         mask=call.mask,
         memory=call.memory,
         bias=_biases(call.bias, M, call.queries),
@@ -74,24 +75,25 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
     )
     if p.targets.background is not None:
         _check_smoothing(call)
-    if (prefixes := call.prefixes) is not None:
+    if (prefixes := call.matryoshka) is not None:
         # Numbers of an object are variables to torch.compile, which fails where two losses read them.
         p.prefix_dims, p.prefix_weights = prefixes.dims, tuple(map(float, prefixes.weights))
     if isinstance(call.row_negatives, Mixed):
         p.partners, p.mix = call.row_negatives.partners_of(N, M, device), call.row_negatives.mix
 
     plan = plans.kept(kind)
-    if call.guide is None:
+    if not call.is_filtered:
         return p, plan or plans.plan(kind, p, call.backend)
     # Its engine is one that takes a mask, of which nothing is stored.
     masked = replace(p, mask=torch.empty(1, 1, dtype=torch.bool, device=device).expand(N, M))
-    return guided_problem(p, call.guide), plan or plans.plan(kind, masked, call.backend)
+    filtered = filtered_problem(p, call.guide, () if groups is not None else call.ids)
+    return filtered, plan or plans.plan(kind, masked, call.backend)
 
 
 def prepare(p: Problem, plan: plans.Plan) -> None:
     """Turns the embeddings of a checked problem into what its engine takes."""
     engine, dtype, computed, as_given = plan
-    mixes = engine.mixes and not isinstance(p, GuidedProblem)
+    mixes = engine.mixes and not isinstance(p, FilteredProblem)
     in_copies = p.normalize and not engine.normalizes(p, computed)
     if p.normalize and p.partners is not None and not mixes:
         # The engine would bring mixtures to norm 1 that are at the norm they are to have.
@@ -143,12 +145,12 @@ def at_norm_1(call: Call) -> Call:
 
 
 def computed_loss(p: Problem, reduction: str, engine: engines.Engine) -> Tensor:
-    if isinstance(p, GuidedProblem) and not engine.eager:
-        guided = Guided(engine.computation(p.unguided()))
-        return autograd.loss_of(p, reduction, guided, FUNCTIONS[p.link], scaled_by=engine)
+    if isinstance(p, FilteredProblem) and not engine.eager:
+        filtered = Filtered(engine.computation(p.unfiltered()))
+        return autograd.loss_of(p, reduction, filtered, FUNCTIONS[p.link], scaled_by=engine)
     if engine.eager:
         with without_autocast(p.queries):
-            if isinstance(p, GuidedProblem):
+            if isinstance(p, FilteredProblem):
                 return reference_loss(p, reduction)
             return reference.contrastive_loss(p, reduction)
     return autograd.loss_of(p, reduction, engine, FUNCTIONS[p.link])
@@ -175,6 +177,5 @@ def _prepare(x: Tensor, normalize: bool, dtype: torch.dtype, computed: torch.dty
 
 def _check_smoothing(call: Call) -> None:
     """That nothing excludes a cell, where every cell is a target."""
-    for name in ("mask", "query_groups", "guide"):
-        if getattr(call, name) is not None:
-            raise ValueError(f"{name}: want None with smoothed targets, which give every candidate mass")
+    if call.mask is not None or call.guide is not None or call.ids:
+        raise ValueError("exclude: want None with smoothed targets, which give every candidate mass")

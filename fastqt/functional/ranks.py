@@ -6,7 +6,7 @@ candidates are those of all ranks. With a ring, one rank's candidates after the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from fastqt import autograd, engines
 from fastqt.checks import check_paired
-from fastqt.distributed.agreement import facts_of_embeddings, facts_of_leaves
-from fastqt.distributed.group import Group
 from fastqt.distributed.local import with_a_row
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards
 from fastqt.engines import plans
-from fastqt.functional.call import LEAVES, MAY_LACK, Call
+from fastqt.exclusions import IdCells
+from fastqt.functional.call import Call
 from fastqt.functional.false_negatives import targets_of_margin, with_thresholds, with_thresholds_from
 from fastqt.functional.lowering import at_norm_1, mixtures_may_be_short, prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row
@@ -31,33 +30,11 @@ from fastqt.problem import ROW_CELLS, Problem, unit_rows
 from fastqt.targets import NoTargets, TargetRows
 from fastqt.torch_modes import input_dtype
 
-# What a call may have of each query, beside the queries and their targets.
-OF_QUERIES = tuple(name for name in (*Problem.by_query, "mask") if name in MAY_LACK)
-
-
-def facts_of(call: Call, ranks: Group) -> dict[str, Hashable]:
-    """What has to be the same of a call on all ranks."""
-    return {
-        **facts_of_embeddings(call.queries),
-        "targets": call.targets.kind(),
-        "reduction": call.reduction,
-        "diagonal": call.diagonal,
-        "normalize": call.normalize,
-        "similarity": call.similarity,
-        **{f"{name} given": getattr(call, name) is not None for name in MAY_LACK},
-        "matryoshka": call.prefixes,
-        "false_negative_margin": call.false_negative_margin,
-        "false_negative_margin_strategy": call.false_negative_margin_strategy,
-        "guide": None if call.guide is None else call.guide.kind(),
-        "bias per candidate": isinstance(call.bias, Tensor) and call.bias.dim() == 1,
-        **facts_of_leaves(ranks, {name: getattr(call, name) for name in LEAVES}),
-    }
-
 
 def takes_ring(shards: Shards, call: Call) -> bool:
     """Whether one rank's candidates after the other are visited."""
-    # A guide's embeddings are gathered, and so is what they are compared with.
-    return shards.group.takes_ring(shards.total("candidates"), call.candidates) and call.guide is None
+    # What filters compare is gathered.
+    return shards.group.takes_ring(shards.total("candidates"), call.candidates) and not call.is_filtered
 
 
 def gathered(shards: Shards, call: Call) -> Call:
@@ -79,13 +56,15 @@ def gathered(shards: Shards, call: Call) -> Call:
 
 def _with_columns_of_all(shards: Shards, call: Call) -> Call:
     """The call with what it has for each candidate, from all ranks, but for the candidates themselves."""
-    whole = replace(call)
-    for name in Problem.by_candidate:
-        x = getattr(call, name)
-        if name != "candidates" and isinstance(x, Tensor) and x.dim():
-            gather = shards.gather if name in LEAVES else shards.gather_constant
-            setattr(whole, name, gather(x, "candidates"))
-    return whole
+
+    def of_all(ids: IdCells) -> IdCells:
+        negatives = ids.negatives
+        return ids._replace(
+            candidates=shards.gather_constant(ids.candidates, "candidates"),
+            negatives=None if negatives is None else shards.gather_constant(negatives, "negatives"),
+        )
+
+    return call.with_columns(partial(shards.gather, of="candidates"), of_all)
 
 
 def _gathered_guide(shards: Shards, guide: Guide) -> Guide:
@@ -96,16 +75,16 @@ def _gathered_guide(shards: Shards, guide: Guide) -> Guide:
         negatives = shards.gather_constant(guide.negatives, "negatives")
     thresholds = guide.thresholds
     if thresholds is None:
-        check_paired("queries", shards.total("queries"), "guide candidates", shards.total("candidates"))
-        thresholds = guide.row_thresholds(candidates[shards.first("queries") :])
+        check_paired("rows", shards.total("rows"), "guide candidates", shards.total("candidates"))
+        thresholds = guide.row_thresholds(candidates[shards.first("rows") :])
     return guide.against(candidates, negatives if negatives is None or len(negatives) else None, thresholds)
 
 
 def _mixed(shards: Shards, call: Call, rows_at: Callable[[Tensor], Tensor]) -> Tensor:
     """The row negatives of `Mixed` for this rank's queries, from the batch's candidates of some indices."""
-    mixed, first, n = call.row_negatives, shards.first("queries"), len(call.queries)
+    mixed, first, n = call.row_negatives, shards.first("rows"), len(call.queries)
     assert isinstance(mixed, Mixed)
-    N, M, device = shards.total("queries"), shards.total("candidates"), call.queries.device
+    N, M, device = shards.total("rows"), shards.total("candidates"), call.queries.device
     if mixed.partners is None:
         partners = mixed.partners_of(N, M, device)[first : first + n]
     else:
@@ -122,15 +101,16 @@ def _with_own_candidates_first(shards: Shards, call: Call) -> Call:
 
     The batch's cells (i, i) are then the cells (i, i) of the rank's own rows.
     """
-    first = shards.first("queries")
-    targets = shards.own_first(call.targets, call.diagonal, "queries", "candidates")
+    first = shards.first("rows")
+    targets = shards.own_first(call.targets, call.diagonal, "rows", "candidates")
     if not first:
         return call
-    moved = replace(call, targets=targets)
-    for name in Problem.by_candidate:
-        x = getattr(call, name)
-        if isinstance(x, Tensor) and x.dim():
-            setattr(moved, name, x.roll(-first, 0))
+
+    def rolled(x: Tensor) -> Tensor:
+        return x.roll(-first, 0)
+
+    moved = call.with_columns(rolled, lambda ids: ids._replace(candidates=rolled(ids.candidates)))
+    moved.targets, moved.candidates = targets, rolled(call.candidates)
     if call.mask is not None:
         moved.mask = call.mask.roll(-first, 1)
     if call.guide is not None and call.guide.thresholds is not None:
@@ -158,7 +138,7 @@ def loss_of_ring(shards: Shards, call: Call) -> tuple[Tensor, TargetRows]:
 
 def _with_thresholds(shards: Shards, call: Call) -> Call:
     """The call with the thresholds of this rank's rows, whose targets are on all ranks."""
-    if call.false_negative_margin is None:
+    if call.margin is None:
         return with_thresholds(call)
     M = shards.total("candidates")
     with shards.agreeing():
@@ -169,7 +149,7 @@ def _with_thresholds(shards: Shards, call: Call) -> Call:
 
 def _check_ring(shards: Shards, call: Call) -> None:
     counts = shards.counts
-    if call.diagonal != "keep" and counts["queries"] != counts["candidates"]:
+    if call.diagonal != "keep" and counts["rows"] != counts["candidates"]:
         raise ValueError(
             "exchange: want 'gather' where the diagonal is replaced and a rank has not as many candidates as "
             "queries, got 'ring'"
@@ -197,9 +177,8 @@ def _problem_of_ring(shards: Shards, call: Call, one: Call) -> tuple[Problem, en
         negatives=with_a_row(ranks, call.negatives),
     )
     if not len(call.queries):
-        visited.targets = NoTargets()
-        for name in OF_QUERIES:
-            setattr(visited, name, None)
+        visited.targets, visited.ids = NoTargets(), ()
+        visited.row_negatives = visited.row_scores = visited.mask = visited.thresholds = None
 
     p, plan = problem_of(visited)
     if p.link != "sigmoid" and not (plan.engine.takes_columns or plan.engine.eager):

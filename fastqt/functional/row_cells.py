@@ -41,8 +41,8 @@ def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
     cells = [x.to(loss_dtype(call.queries)) for x in cells_alone(call)]
     if call.link == "sigmoid" and (len(cells) > 1 or cells[0].shape[1] > 1):
         losses = F.softplus(torch.cat(cells, 1), threshold=50).sum(1)
-        if call.prefixes is not None:  # each of which has these cells
-            losses = losses * sum(call.prefixes.weights)
+        if call.matryoshka is not None:  # each of which has these cells
+            losses = losses * sum(call.matryoshka.weights)
         return with_cells(call, None), lambda loss: loss + reduce(losses, call.reduction)
     return with_cells(call, joined(*cells).contiguous()), None
 

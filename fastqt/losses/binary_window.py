@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_option, check_size, require
+from fastqt.arguments import ContextSize, Rows
+from fastqt.checks import require
 from fastqt.distributed import collectives
-from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
 from fastqt.distributed.shards import Shards
+from fastqt.exclusions import Same
 from fastqt.functional import sigmoid_loss
-from fastqt.losses.common import check_generator, device_of, row_numbers
+from fastqt.loss import Arguments, loss
+from fastqt.losses.common import check_window, device_of, row_numbers
 from fastqt.losses.negative_sampling import negative_sampling_loss
 from fastqt.options import Reduction
-from fastqt.problem import REDUCTIONS, loss_dtype, reduce
+from fastqt.problem import loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Diagonal, Pairs, TargetRows, Targets, Window
 from fastqt.torch_modes import is_traced, without_autocast
 
@@ -27,12 +25,13 @@ GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequen
 NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"
 
 
-@public_loss
+@loss(check=check_window)
 def binary_window_loss(
-    queries: Tensor,
-    candidates: Tensor,
+    given: Arguments,
+    queries: Rows,
+    candidates: Rows,
     *,
-    context_size: int = 1,
+    context_size: ContextSize = 1,
     document_ids: Tensor | None = None,
     samples: int | None = None,
     generator: torch.Generator | None = None,
@@ -76,25 +75,8 @@ def binary_window_loss(
     Source: the classifier of plausible and implausible context windows that Logeswaran and Lee
     (arXiv:1803.02893), section 3, compare theirs with.
     """
-
-    def check(n: int) -> dict[str, Hashable]:
-        check_option("reduction", reduction, REDUCTIONS)
-        if samples is not None:
-            check_size("samples", samples)
-        check_generator(generator)
-        window_of().check_queries(n)
-        return {
-            "reduction": reduction,
-            "samples": samples,
-            "context_size": context_size,
-            "document_ids given": document_ids is not None,
-        }
-
-    window_of = partial(Window, context_size, normalize=False, document_ids=document_ids)
-    batch, (queries, candidates) = agree_on_rows(
-        group, "fastqt.binary_window_loss", check, queries=queries, candidates=candidates
-    )
-    n, window = len(queries), batch.targets(window_of())
+    batch = given.batch
+    n, window = len(queries), batch.targets(Window(context_size, normalize=False, document_ids=document_ids))
     gathered = batch.gather(candidates)
     with batch.agreeing():
         window.check(n, batch.total(), "zero")
@@ -139,9 +121,8 @@ def _losses_where(
     if samples is None:
         # The contexts of sentences without neighbours are in the group of all queries, which excludes them.
         targets = own.where(known, IGNORE_INDEX)
-        losses = sigmoid_loss(
-            queries, contexts, targets, query_groups=own * 0, candidate_groups=known.long(), reduction="none"
-        )
+        others = Same(own * 0, known.long())
+        losses = sigmoid_loss(queries, contexts, targets, exclude=others, reduction="none")
     else:
         count = known.sum()
         require(count != 1, NOBODY_ELSE)

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
+from fastqt.exclusions import Above, Margin
 from fastqt.functional.false_negatives import threshold_of
 from fastqt.problem import loss_dtype
+from fastqt.targets import Window
 
 
 def joined_loss(positive: Tensor, others: Sequence[Tensor], copies: int = 1) -> Tensor:
@@ -40,23 +42,22 @@ def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     return scale * (a.to(dtype) * b.to(dtype)).sum(1)
 
 
-def similarity_thresholds(
-    queries: Tensor, positives: Tensor, margin: float | None, strategy: str
-) -> Tensor | None:
-    """What similarities of each row are compared with, (n,), for a margin above that of its positive."""
+def row_thresholds(queries: Tensor, positives: Tensor, margin: Margin | None) -> list[Above]:
+    """What similarities of each row are compared with, for a margin above that of its positive."""
     if margin is None:
-        return None
+        return []
     a, b = (x.detach().to(loss_dtype(x)) for x in (queries, positives))
     norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
-    return threshold_of(scores(a, b, 1.0), norms, queries.shape[1], margin, strategy)
+    thresholds = threshold_of(scores(a, b, 1.0), norms, queries.shape[1], margin.margin, margin.strategy)
+    return [Above(thresholds)]
 
 
-def filtered_scores(a: Tensor, b: Tensor, scale: float | Tensor, thresholds: Tensor | None) -> Tensor:
+def filtered_scores(a: Tensor, b: Tensor, scale: float | Tensor, above: Sequence[Above]) -> Tensor:
     """The scores of rows with rows, (N,); minus infinity where their similarities are above thresholds."""
-    if thresholds is None:
-        return scores(a, b, scale)
-    above = scores(a.detach(), b.detach(), 1.0) > thresholds
-    return scores(a, b, scale).masked_fill(above, -torch.inf)
+    found = scores(a, b, scale)
+    for each in above:
+        found = found.masked_fill(scores(a.detach(), b.detach(), 1.0) > each.thresholds, -torch.inf)
+    return found
 
 
 def row_numbers(n: int, device: torch.device) -> Tensor:
@@ -68,10 +69,9 @@ def random_order(n: int, device: torch.device, generator: torch.Generator | None
     return torch.randperm(n, generator=generator, device=device_of(generator, device)).to(device)
 
 
-def check_generator(generator: object) -> None:
-    """Raises TypeError unless it is a generator or None. One is taken where nothing is drawn, too."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator: want a torch.Generator or None, got {type(generator).__name__}")
+def check_window(queries: Tensor, context_size: int, document_ids: Tensor | None) -> None:
+    """Raises ValueError or TypeError unless these are the window of so many rows."""
+    Window(context_size, document_ids=document_ids).check_queries(queries.shape[0])
 
 
 def device_of(generator: torch.Generator | None, device: torch.device) -> torch.device:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_scale
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
-from fastqt.losses.lsep import as_ranks, ranking_loss
+from fastqt.loss import Arguments, loss
+from fastqt.losses.lsep import Ranks, ranking_loss
 from fastqt.losses.row_cosines import row_cosines
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 
 
-@public_loss
+@loss()
 def cosent_loss(
-    a: Tensor,
-    b: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    a: Rows,
+    b: Rows,
+    labels: Ranks,
     *,
-    scale: float | Tensor = 20.0,
+    scale: Scale = 20.0,
     group: GroupLike | None = None,
 ) -> Tensor:
     """`lsep_loss` of the cosines of pairs: a pair of a higher label is to have a higher cosine.
@@ -60,16 +59,17 @@ def cosent_loss(
     Source: Su, "CoSENT" (2022), and Huang et al., "CoSENT: Consistent sentence embedding via similarity
     ranking" (2024).
     """
-    return _loss("fastqt.cosent_loss", row_cosines, a, b, labels, scale, group)
+    return ranking_loss(given.batch, row_cosines(a, b), labels, scale).to(loss_dtype(a))
 
 
-@public_loss
+@loss()
 def angle_loss(
-    a: Tensor,
-    b: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    a: Rows,
+    b: Rows,
+    labels: Ranks,
     *,
-    scale: float | Tensor = 20.0,
+    scale: Scale = 20.0,
     group: GroupLike | None = None,
 ) -> Tensor:
     """`cosent_loss` with AnglE's similarity in complex space in place of the cosine.
@@ -100,26 +100,7 @@ def angle_loss(
 
     Source: Li and Li, "AnglE-optimized text embeddings" (2023), as their released code has the similarity.
     """
-    return _loss("fastqt.angle_loss", angle_similarity, a, b, labels, scale, group)
-
-
-def _loss(
-    function: str,
-    similarity: Callable[[Tensor, Tensor], Tensor],
-    a: Tensor,
-    b: Tensor,
-    labels: Tensor,
-    scale: float | Tensor,
-    group: GroupLike | None,
-) -> Tensor:
-    def check(n: int) -> dict[str, Hashable]:
-        nonlocal labels
-        check_scale(scale, a.dtype)
-        labels = as_ranks(labels, a[:n])
-        return {"labels": str(labels.dtype)}
-
-    batch, (a, b) = agree_on_rows(group, function, check, {"scale": scale}, a=a, b=b)
-    return ranking_loss(batch, similarity(a, b), labels, scale).to(loss_dtype(a))
+    return ranking_loss(given.batch, angle_similarity(a, b), labels, scale).to(loss_dtype(a))
 
 
 def angle_similarity(

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import partial
-from typing import get_args
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_option, require
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import ContextSize, Rows
+from fastqt.checks import require
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
-from fastqt.losses.common import check_generator, device_of
+from fastqt.loss import Arguments, loss
+from fastqt.losses.common import check_window, device_of
 from fastqt.options import BlockNegatives, Reduction
-from fastqt.problem import REDUCTIONS, loss_dtype, reduce
+from fastqt.problem import loss_dtype, reduce
 from fastqt.targets import Targets, Window
 
-BLOCK_NEGATIVES: tuple[str, ...] = get_args(BlockNegatives)
 
-
-@public_loss
+@loss()
 def curl_loss(
-    queries: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
+    given: Arguments,
+    queries: Rows,
+    positives: Rows,
+    negatives: Rows,
     *,
     reduction: Reduction = "mean",
     group: GroupLike | None = None,
@@ -54,15 +49,7 @@ def curl_loss(
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning" (2019).
     """
-    batch, rows = agree_on_rows(
-        group,
-        "fastqt.curl_loss",
-        partial(_checked, reduction),
-        queries=queries,
-        positives=positives,
-        negatives=negatives,
-    )
-    return batch.reduced(_losses(*rows), reduction)
+    return given.batch.reduced(_losses(queries, positives, negatives), reduction)
 
 
 def _losses(
@@ -78,17 +65,13 @@ def _losses(
     return losses if has_positive is None else losses.where(has_positive, 0)
 
 
-def _checked(reduction: Reduction, n: int) -> dict[str, Hashable]:
-    check_option("reduction", reduction, REDUCTIONS)
-    return {"reduction": reduction}
-
-
-@public_loss
+@loss(check=check_window)
 def curl_block_loss(
-    queries: Tensor,
-    candidates: Tensor,
+    given: Arguments,
+    queries: Rows,
+    candidates: Rows,
     *,
-    context_size: int = 1,
+    context_size: ContextSize = 1,
     document_ids: Tensor | None = None,
     negatives: BlockNegatives = "shift",
     generator: torch.Generator | None = None,
@@ -129,21 +112,7 @@ def curl_block_loss(
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning"
     (2019), section 6, on windows of sentences.
     """
-
-    def check(n: int) -> dict[str, Hashable]:
-        check_option("negatives", negatives, BLOCK_NEGATIVES)
-        check_generator(generator)
-        Window(context_size, document_ids=document_ids).check_queries(n)
-        return {
-            **_checked(reduction, n),
-            "negatives": negatives,
-            "context_size": context_size,
-            "document_ids given": document_ids is not None,
-        }
-
-    batch, (queries, candidates) = agree_on_rows(
-        group, "fastqt.curl_block_loss", check, queries=queries, candidates=candidates
-    )
+    batch = given.batch
     n, N = len(queries), batch.total()
     window = batch.targets(Window(context_size, document_ids=document_ids))
     gathered = batch.gather(candidates)

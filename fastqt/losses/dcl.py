@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_number
+from fastqt.arguments import Positive, Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.loss import Arguments, loss
+from fastqt.losses.pair_filters import PairIds
 from fastqt.losses.two_views import TwoViews, two_views, view_sums
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
 
 
-@public_loss
+@loss()
 def dcl_loss(
-    z1: Tensor,
-    z2: Tensor,
+    given: Arguments,
+    z1: Rows,
+    z2: Rows,
     *,
-    scale: float | Tensor = 10.0,
-    sigma: float | None = None,
+    scale: Scale = 10.0,
+    sigma: Positive | None = None,
+    exclude: PairIds = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -39,6 +40,8 @@ def dcl_loss(
         sigma: None for w = 1; otherwise a number > 0, the temperature of the weights of DCLW. Then w is
             2 - exp(c / sigma) / mean exp(c / sigma), where c is the pair's cosine and the mean is over all
             pairs: far pairs count more. No gradient flows through the weights.
+        exclude: `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`, between any two views. A
+            sentence without negatives has a loss of -inf then.
         reduction: "mean" over all sentences, each of which has the mean of its two views; "sum", or "none".
         memory, backend, group: as of `contrastive_loss`.
 
@@ -58,33 +61,18 @@ def dcl_loss(
 
     Source: Yeh et al., "Decoupled contrastive learning" (2022), eq. 6 and 7.
     """
-
-    def check() -> dict[str, Hashable]:
-        check_sigma(sigma, z1.dtype)
-        return {"sigma": None if sigma is None else float(sigma)}
-
-    views = two_views("fastqt.dcl_loss", z1, z2, check, scale, reduction, memory, backend, group)
-    batch = views.walk.batch
-    with batch.leaving_word():
+    views = two_views(given, z1, z2)
+    with given.batch.leaving_word():
         positive, of_first, of_second = view_sums(views, scale)
         weights = 1.0 if sigma is None else _weights(views, sigma)
         losses = (of_first + of_second) / 2 - weights * positive
-    return batch.reduced(losses, reduction).to(loss_dtype(z1))
-
-
-def check_sigma(sigma: float | None, dtype: torch.dtype = torch.float64) -> None:
-    """Raises ValueError or TypeError unless it is None or a number > 0."""
-    if sigma is None:
-        return
-    check_number("sigma", sigma, "None", dtype)
-    if sigma <= 0:
-        raise ValueError(f"sigma: want a number > 0 or None, got {sigma}")
+    return given.batch.reduced(losses, reduction).to(loss_dtype(z1))
 
 
 def _weights(views: TwoViews, sigma: float) -> Tensor:
     """What the score of each pair is multiplied by, (n,)."""
     first, second = (x.detach().to(loss_dtype(x)) for x in views.local)
-    batch = views.walk.batch
+    batch = views.scoring.batch
     logits = (first * second).sum(1) / sigma
     every = batch.gather_constant(logits)
     return 2 - batch.total() * (logits - torch.logsumexp(every, 0)).exp()

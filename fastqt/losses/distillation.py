@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
+from fastqt.arguments import Argument, OwnRows, Positive, Rows, Scale
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.checks import check_embeddings, check_flag, check_number, check_option, check_scale
 from fastqt.devices import accumulation_dtype
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
+from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
-from fastqt.problem import REDUCTIONS, loss_dtype
+from fastqt.problem import loss_dtype
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of DistillationNeeds
 
-FUNCTION = "fastqt.distillation_loss"
 # Of the student and of the teacher each; on a CPU what is computed from them stays near the caches.
 CHUNK_SCORES, CPU_CHUNK_SCORES = 2**21, 2**18
 
 
-@public_loss
+TeacherQueries = Annotated[Tensor, Argument(like="queries")]
+TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
+
+
+@loss()
 def distillation_loss(
-    queries: Tensor,
-    candidates: Tensor,
-    teacher_queries: Tensor,
-    teacher_candidates: Tensor,
+    given: Arguments,
+    queries: Rows,
+    candidates: OwnRows,
+    teacher_queries: TeacherQueries,
+    teacher_candidates: TeacherCandidates,
     *,
-    scale: float | Tensor = 20.0,
-    teacher_scale: float = 20.0,
+    scale: Scale = 20.0,
+    teacher_scale: Positive = 20.0,
     normalize: bool = True,
     cross_entropy: bool = False,
     reduction: Reduction = "mean",
@@ -86,80 +87,20 @@ def distillation_loss(
     Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network" (2015); for both
     directions of image and text Yang et al., "CLIP-KD" (2024), eq. 3 to 5, and open_clip's DistillClipLoss.
     """
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal queries, candidates, teacher_queries, teacher_candidates
-        queries = local_rows(ranks, "queries", queries)
-        candidates = local_rows(ranks, "candidates", candidates)
-        teacher_queries = local_rows(ranks, "teacher_queries", teacher_queries)
-        teacher_candidates = local_rows(ranks, "teacher_candidates", teacher_candidates)
-        _check_sides(ranks, queries, candidates, teacher_queries, teacher_candidates)
-
-        check_scale(scale, queries.dtype)
-        check_teacher_scale(teacher_scale)
-        check_flag("normalize", normalize)
-        check_flag("cross_entropy", cross_entropy)
-        check_option("reduction", reduction, REDUCTIONS)
-        return {"queries": len(queries), "candidates": len(candidates)}
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        return {
-            **facts_of_embeddings(queries),
-            "teacher's width": teacher_queries.shape[1],
-            "teacher's dtype": str(teacher_candidates.dtype),
-            "reduction": reduction,
-            "normalize": normalize,
-            "cross_entropy": cross_entropy,
-            "teacher_scale": float(teacher_scale),
-            **facts_of_leaves(ranks, {"queries": queries, "candidates": candidates, "scale": scale}),
-        }
-
-    batch = agree(group, FUNCTION, check, facts)
+    batch = given.batch
     columns = batch.gather(candidates, "candidates")
     teacher_columns = batch.gather_constant(teacher_candidates.detach(), "candidates")
 
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         dtype = loss_dtype(queries)
         sides = [x.to(dtype) for x in (queries, columns, teacher_queries.detach(), teacher_columns)]
         if normalize:
             sides = [F.normalize(x, dim=1) for x in sides]
         f, g, teacher_f, teacher_g = sides
         p = DistillationProblem(f, g, scale, teacher_scale * teacher_f, teacher_g, cross_entropy)
-        return autograd.loss_of(p, part, DISTILLATION, FUNCTION)
+        return autograd.loss_of(p, part, DISTILLATION, given.function)
 
-    return batch.loss(reduction, (queries, columns, scale), loss, of="queries")
-
-
-def check_teacher_scale(teacher_scale: float) -> None:
-    """Raises ValueError or TypeError unless it is a number > 0, which no gradient flows to."""
-    check_number("teacher_scale", teacher_scale)
-    if teacher_scale <= 0:
-        raise ValueError(f"teacher_scale: want a positive number, got {teacher_scale}")
-
-
-def _check_sides(
-    ranks: Group | None,
-    queries: Tensor,
-    candidates: Tensor,
-    teacher_queries: Tensor,
-    teacher_candidates: Tensor,
-) -> None:
-    """Checks the embeddings of the student, those of the teacher, and that they are of the same texts."""
-    check_embeddings(queries=with_a_row(ranks, queries), candidates=with_a_row(ranks, candidates))
-    check_embeddings(
-        teacher_queries=with_a_row(ranks, teacher_queries),
-        teacher_candidates=with_a_row(ranks, teacher_candidates),
-    )
-    for name, x, other in (
-        ("queries", queries, teacher_queries),
-        ("candidates", candidates, teacher_candidates),
-    ):
-        if len(other) != len(x):
-            raise ValueError(f"teacher_{name}: want a row for each of the {len(x)} {name}, got {len(other)}")
-        if other.device != x.device:
-            raise ValueError(
-                f"teacher_{name}: want device {x.device} as {name}, got {other.device}; move it by to()"
-            )
+    return batch.loss(reduction, (queries, columns, scale), losses)
 
 
 class DistillationNeeds(NamedTuple):

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_flag, check_number, check_option, check_scale
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.arguments import Argument, Rows, Scale
+from fastqt.distributed.group import GroupLike, as_group
 from fastqt.distributed.shards import Shards
 from fastqt.functional import contrastive_loss, log_sum_exp
-from fastqt.guide import MARGIN_STRATEGIES, Guide, pair_thresholds
+from fastqt.guide import Guide, pair_thresholds
+from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss, scores
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.problem import reduce, unit_rows
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import input_dtype
 
-FUNCTION = "fastqt.gist_embed_loss"
 Negatives: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
-@public_loss
+def _sequence(name: str, negatives: object) -> tuple[Tensor, ...]:
+    if isinstance(negatives, Tensor):
+        return (negatives,)
+    if not isinstance(negatives, Sequence) or not all(isinstance(x, Tensor) for x in negatives):
+        raise TypeError(f"{name}: want a tensor or a sequence of tensors, got {type(negatives).__name__}")
+    return tuple(negatives)
+
+
+def _matrices(name: str, value: Any) -> dict[str, Tensor]:
+    several = _sequence(name, value)
+    return {f"{name}[{i}]" if len(several) > 1 else name: x for i, x in enumerate(several)}
+
+
+OfTexts = Annotated[Tensor | Sequence[Tensor], Argument(rows="own", matrices=_matrices)]
+GuideAnchors = Annotated[Tensor, Argument(like="anchors")]
+GuidePositives = Annotated[Tensor, Argument(like="positives")]
+GuideNegatives = Annotated[Tensor | Sequence[Tensor], Argument(like="negatives", matrices=_matrices)]
+
+
+def _fit(group: GroupLike | None) -> None:
+    if group is not None and as_group(group).exchange == "ring":
+        raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
+
+
+@loss(check=_fit)
 def gist_embed_loss(
-    anchors: Tensor,
-    positives: Tensor,
-    negatives: Negatives = (),
+    given: Arguments,
+    anchors: Rows,
+    positives: Rows,
+    negatives: OfTexts = (),
     *,
-    guide_anchors: Tensor,
-    guide_positives: Tensor,
-    guide_negatives: Negatives = (),
-    scale: float | Tensor = 100.0,
+    guide_anchors: GuideAnchors,
+    guide_positives: GuidePositives,
+    guide_negatives: GuideNegatives = (),
+    scale: Scale = 100.0,
     margin: float = 0.0,
     margin_strategy: MarginStrategy = "absolute",
     contrast_anchors: bool = True,
@@ -84,47 +106,14 @@ def gist_embed_loss(
     """
     texts = Texts(anchors, positives, _sequence("negatives", negatives))
     guides = Texts(guide_anchors, guide_positives, _sequence("guide_negatives", guide_negatives))
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal texts, guides
-        texts, guides = _local(ranks, texts, ""), _local(ranks, guides, "guide_")
-        _check_rows(ranks, texts, guides)
-        check_scale(scale, texts.anchors.dtype)
-        check_number("margin", margin)
-        check_option("margin_strategy", margin_strategy, MARGIN_STRATEGIES)
-        check_flag("contrast_anchors", contrast_anchors)
-        check_flag("contrast_positives", contrast_positives)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_memory(memory)
-        if ranks is not None and ranks.exchange == "ring":
-            raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
-        sizes = {"rows": len(texts.anchors)}
-        if texts.negatives:
-            sizes["negatives"] = sum(map(len, texts.negatives))
-        return sizes
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        return {
-            "margin": margin,
-            "margin_strategy": margin_strategy,
-            "contrast_anchors": contrast_anchors,
-            "contrast_positives": contrast_positives,
-            "reduction": reduction,
-            "given": tuple(texts.named()),
-            **facts_of_embeddings(texts.anchors),
-            "guide width": guides.anchors.shape[1],
-            "guide dtype": str(guides.anchors.dtype),
-            **facts_of_leaves(ranks, {**texts.named(), "scale": scale}),
-        }
-
-    batch = agree(group, FUNCTION, check, facts)
+    batch = given.batch
     if isinstance(batch, Shards):
         texts, guides = (
             _gathered(batch, x, differentiable=x is texts, with_anchors=contrast_anchors)
             for x in (texts, guides)
         )
 
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         return loss_of_own_rows(
             texts,
             guides,
@@ -139,7 +128,7 @@ def gist_embed_loss(
         )
 
     leaves = texts.anchors, texts.positives, texts.more_anchors, *texts.negatives, scale
-    return batch.loss(reduction, leaves, loss)
+    return batch.loss(reduction, leaves, losses)
 
 
 class Texts(NamedTuple):
@@ -149,18 +138,6 @@ class Texts(NamedTuple):
     positives: Tensor  # (M, D), M >= n; the first n are the anchors' own
     negatives: tuple[Tensor, ...]  # (K, D) each
     more_anchors: Tensor | None = None  # (A, D) what stands for the anchors as candidates
-
-    def named(self, prefix: str = "") -> dict[str, Tensor]:
-        """The embeddings by the names of the arguments."""
-        several = len(self.negatives) > 1
-        names = [
-            f"{prefix}negatives[{i}]" if several else f"{prefix}negatives" for i in range(len(self.negatives))
-        ]
-        return {
-            f"{prefix}anchors": self.anchors,
-            f"{prefix}positives": self.positives,
-            **dict(zip(names, self.negatives, strict=True)),
-        }
 
     def others(self, with_anchors: bool) -> Tensor | None:
         """The candidates of anchors beside the positives, if any."""
@@ -200,7 +177,7 @@ def loss_of_own_rows(
             diagonal="keep",
             scale=scale,
             negatives=negatives,
-            guide=guide,
+            exclude=guide,
             reduction=reduction,
             memory=memory,
             backend=backend,
@@ -211,8 +188,8 @@ def loss_of_own_rows(
     among_positives = Guide(guides.positives[:n], guides.positives, thresholds=thresholds)
     sums = partial(log_sum_exp, scale=scale, memory=memory, backend=backend)
     cells = [
-        sums(z.anchors, z.positives, diagonal="exclude", negatives=negatives, guide=guide),
-        sums(own, z.positives, guide=among_positives),
+        sums(z.anchors, z.positives, diagonal="exclude", negatives=negatives, exclude=guide),
+        sums(own, z.positives, exclude=among_positives),
     ]
     return reduce(joined_loss(scores(z.anchors, own, scale), cells), reduction)
 
@@ -225,38 +202,6 @@ def _unit(texts: Texts) -> Texts:
         tuple(map(unit_rows, texts.negatives)),
         None if more is None else unit_rows(more),
     )
-
-
-def _sequence(name: str, negatives: Negatives) -> tuple[Tensor, ...]:
-    if isinstance(negatives, Tensor):
-        return (negatives,)
-    if not isinstance(negatives, Sequence) or not all(isinstance(x, Tensor) for x in negatives):
-        raise TypeError(f"{name}: want a tensor or a sequence of tensors, got {type(negatives).__name__}")
-    return tuple(negatives)
-
-
-def _check_rows(ranks: Group | None, texts: Texts, guides: Texts) -> None:
-    """Checks that the embeddings of texts and guide fit each other; a rank may have no rows."""
-    for embeddings in (texts.named(), guides.named("guide_")):
-        check_embeddings(**{name: with_a_row(ranks, x) for name, x in embeddings.items()})
-    if len(texts.positives) != len(texts.anchors):
-        raise ValueError(
-            f"positives: want a row for each of the {len(texts.anchors)} anchors, got {len(texts.positives)}"
-        )
-    if len(guides.negatives) != len(texts.negatives):
-        raise ValueError(
-            f"guide_negatives: want as many tensors as negatives, which are {len(texts.negatives)}, "
-            f"got {len(guides.negatives)}"
-        )
-    rows = zip(texts.named().values(), guides.named("guide_").items(), strict=True)
-    for x, (name, of_guide) in rows:
-        if len(of_guide) != len(x):
-            raise ValueError(f"{name}: want a row for each of the {len(x)} texts, got {len(of_guide)}")
-
-
-def _local(ranks: Group | None, texts: Texts, prefix: str) -> Texts:
-    anchors, positives, *negatives = (local_rows(ranks, name, x) for name, x in texts.named(prefix).items())
-    return Texts(anchors, positives, tuple(negatives))
 
 
 def _gathered(shards: Shards, texts: Texts, *, differentiable: bool, with_anchors: bool) -> Texts:

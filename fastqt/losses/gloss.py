@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_bias, check_embeddings, check_option, check_tensor, require
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import Rows, Shared
+from fastqt.checks import check_bias, check_embeddings, check_tensor, require
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
 from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.ids import as_ids
+from fastqt.loss import Arguments, loss
 from fastqt.losses.common import row_numbers
 from fastqt.losses.gloss_factored import (
     FACTORED,
@@ -24,7 +23,7 @@ from fastqt.losses.gloss_factored import (
     score_positions,
 )
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce
+from fastqt.problem import loss_dtype, reduce
 from fastqt.targets import IGNORE_INDEX, Bags
 from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
@@ -34,11 +33,12 @@ PositionLoss: TypeAlias = Literal["sum", "mean"]
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 
-@public_loss
+@loss()
 def gloss_bow_loss(
-    latents: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    given: Arguments,
+    latents: Rows,
+    weight: Shared,
+    bias: Shared,
     token_ids: Tensor,
     offsets: Tensor,
     *,
@@ -77,15 +77,7 @@ def gloss_bow_loss(
     Source: GLOSS, generative latent optimisation of sentence representations: the bag-of-words decoder.
     """
 
-    def check(n: int) -> dict[str, Hashable]:
-        check_tensor("weight", weight)
-        check_option("reduction", reduction, REDUCTIONS)
-        return {"reduction": reduction, "words": len(weight)}
-
-    decoder = {"weight": weight, "bias": bias}
-    batch, (latents,) = agree_on_rows(group, "fastqt.gloss_bow_loss", check, decoder, latents=latents)
-
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         check_embeddings(latents=latents, weight=weight)
         targets = Bags("token_ids", token_ids, offsets)
         reduction = cast(Reduction, part)
@@ -93,15 +85,16 @@ def gloss_bow_loss(
             latents, weight, targets, bias=bias, reduction=reduction, memory=memory, backend=backend
         )
 
-    return batch.loss(reduction, (latents, weight, bias), loss)
+    return given.batch.loss(reduction, (latents, weight, bias), losses)
 
 
-@public_loss
+@loss()
 def gloss_pos_loss(
-    latents: Tensor,
-    positions: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    given: Arguments,
+    latents: Rows,
+    positions: Shared,
+    weight: Shared,
+    bias: Shared,
     token_ids: Tensor,
     lengths: Tensor,
     *,
@@ -143,17 +136,7 @@ def gloss_pos_loss(
     Source: GLOSS, generative latent optimisation of sentence representations: the positional decoder.
     """
 
-    def check(n: int) -> dict[str, Hashable]:
-        check_tensor("weight", weight)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_option("position_loss", position_loss, POSITION_LOSSES)
-        check_memory(memory)
-        return {"reduction": reduction, "words": len(weight), "position_loss": position_loss}
-
-    decoder = {"positions": positions, "weight": weight, "bias": bias}
-    batch, (latents,) = agree_on_rows(group, FUNCTION, check, decoder, latents=latents)
-
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         return _positional_loss(
             latents,
             positions,
@@ -167,7 +150,7 @@ def gloss_pos_loss(
             backend=backend,
         )
 
-    return batch.loss(reduction, (latents, *decoder.values()), loss)
+    return given.batch.loss(reduction, (latents, positions, weight, bias), losses)
 
 
 def _positional_loss(

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_number
+from fastqt.arguments import NotNegative, Rows, Scale, ShareBelow1
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
-from fastqt.losses.two_views import two_views, view_sums
+from fastqt.losses.pair_filters import PairIds
+from fastqt.losses.two_views import TwoViews, two_views, view_sums
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
 
 
-@public_loss
+@loss()
 def hcl_loss(
-    z1: Tensor,
-    z2: Tensor,
+    given: Arguments,
+    z1: Rows,
+    z2: Rows,
     *,
-    scale: float | Tensor = 2.0,
-    beta: float = 1.0,
-    tau_plus: float = 0.1,
+    scale: Scale = 2.0,
+    beta: NotNegative = 1.0,
+    tau_plus: ShareBelow1 = 0.1,
+    exclude: PairIds = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -47,6 +49,8 @@ def hcl_loss(
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         beta: how much near negatives count more, a number >= 0.
         tau_plus: the share of negatives that are expected to be positives, 0 <= tau_plus < 1.
+        exclude: `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`, between any two views. N' is the
+            number of the negatives that are left.
         reduction: "mean" over all sentences, each of which has the mean of its two views; "sum", or "none".
         memory, backend, group: as of `contrastive_loss`.
 
@@ -68,38 +72,37 @@ def hcl_loss(
     Source: Robinson et al., "Contrastive learning with hard negative samples" (2021), eq. 4; for beta=0
     Chuang et al., "Debiased contrastive learning" (2020), eq. 7 and 8.
     """
-
-    def check() -> dict[str, Hashable]:
-        check_beta(beta, z1.dtype)
-        check_tau_plus(tau_plus)
-        return {"beta": float(beta), "tau_plus": float(tau_plus)}
-
-    views = two_views("fastqt.hcl_loss", z1, z2, check, scale, reduction, memory, backend, group)
-    batch, dtype = views.walk.batch, accumulation_dtype(z1.device)
-    # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
-    log_count = torch.full((), views.negatives, dtype=dtype, device=z1.device).log()
+    views, batch = two_views(given, z1, z2), given.batch
     with batch.leaving_word():
         positive, *sums = view_sums(views, (1 + beta) * scale)
         positive = positive / (1 + beta)
+        counts = _log_counts(views)
         if beta:
             _, *weights = view_sums(views, beta * scale)
-            sums = [x - of_weights + log_count for x, of_weights in zip(sums, weights, strict=True)]
-        losses = [joined_loss(positive, [_debiased(positive, x, tau_plus, log_count, scale)]) for x in sums]
+            sums = [
+                (x - of_weights + count).masked_fill(count == -math.inf, -math.inf)
+                for x, of_weights, count in zip(sums, weights, counts, strict=True)
+            ]
+        losses = [
+            joined_loss(positive, [_debiased(positive, x, tau_plus, count, scale)])
+            for x, count in zip(sums, counts, strict=True)
+        ]
     return batch.reduced(torch.stack(losses).mean(0), reduction).to(loss_dtype(z1))
 
 
-def check_beta(beta: float, dtype: torch.dtype = torch.float64) -> None:
-    """Raises ValueError or TypeError unless it is a number >= 0."""
-    check_number("beta", beta, dtype=dtype)
-    if beta < 0:
-        raise ValueError(f"beta: want a number >= 0, got {beta}")
-
-
-def check_tau_plus(tau_plus: float) -> None:
-    """Raises ValueError or TypeError unless it is a number from 0 to less than 1."""
-    check_number("tau_plus", tau_plus)
-    if not 0 <= tau_plus < 1:
-        raise ValueError(f"tau_plus: want 0 <= tau_plus < 1, got {tau_plus}")
+def _log_counts(views: TwoViews) -> tuple[Tensor, Tensor]:
+    """The logarithms of how many negatives the first and the second views have, (n,) or ()."""
+    rows, every = views.local[0], views.every[0]
+    if views.filters is None:
+        # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
+        dtype = accumulation_dtype(rows.device)
+        count = torch.full((), views.negatives, dtype=dtype, device=rows.device).log()
+        return count, count
+    # The logsumexp of scores of 0.
+    nothing, all_of_nothing = (x.new_zeros(len(x), 1) for x in (rows, every))
+    of_nothing = views._replace(local=(nothing, nothing), every=(all_of_nothing, all_of_nothing))
+    _, of_first, of_second = view_sums(of_nothing, 1.0)
+    return of_first, of_second
 
 
 def _debiased(

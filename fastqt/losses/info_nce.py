@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from torch import Tensor
 
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import OwnRows, Rows, Scale, Share
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.exclusions import ExcludeLike, Exclusions
 from fastqt.functional import contrastive_loss
-from fastqt.guide import Guide, check_margin_of_false_negatives
-from fastqt.losses.smoothing import check_label_smoothing, smoothing_loss
-from fastqt.matryoshka import MatryoshkaLike, prefixes_of
-from fastqt.options import Backend, MarginStrategy, Memory, Similarity, TargetReduction
+from fastqt.loss import Arguments, loss
+from fastqt.losses.smoothing import smoothing_loss
+from fastqt.matryoshka import MatryoshkaLike
+from fastqt.options import Backend, Memory, Similarity, TargetReduction
 from fastqt.targets import Pairs
 
 
-@public_loss
+def _fit(label_smoothing: float, exclude: Exclusions | None, similarity: Similarity) -> None:
+    if label_smoothing and exclude is not None:
+        raise ValueError("exclude: want None with label_smoothing, which gives every candidate mass")
+    if label_smoothing and similarity == "euclidean":
+        raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
+
+
+@loss(check=_fit, sums_prefixes=False)
 def info_nce_loss(
-    queries: Tensor,
-    candidates: Tensor,
+    given: Arguments,
+    queries: Rows,
+    candidates: OwnRows,
     *,
-    scale: float | Tensor = 20.0,
+    scale: Scale = 20.0,
     normalize: bool = True,
-    negatives: Tensor | None = None,
-    label_smoothing: float = 0.0,
-    guide: Guide | None = None,
-    false_negative_margin: float | None = None,
-    false_negative_margin_strategy: MarginStrategy = "absolute",
+    negatives: OwnRows | None = None,
+    label_smoothing: Share = 0.0,
+    exclude: ExcludeLike | None = None,
     similarity: Similarity = "dot",
     matryoshka: MatryoshkaLike | None = None,
     reduction: TargetReduction = "mean",
@@ -46,13 +50,10 @@ def info_nce_loss(
         negatives: (K, D) further candidates, which belong to no query.
         label_smoothing: the share of each target that is spread evenly over all candidates and negatives, the
             target included, as in `F.cross_entropy`, whose value this has: the entropy of the smoothed target
-            stays in it. In a group each rank has as many candidates as queries then. Not with a guide.
+            stays in it. Not with `exclude`.
         similarity: "dot", or "euclidean": minus the squared distance, as of `contrastive_loss`. Not with
             label smoothing.
-        guide, matryoshka, reduction, memory, backend, group: as of
-            `contrastive_loss`.
-        false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`. Not with label
-            smoothing.
+        exclude, matryoshka, reduction, memory, backend, group: as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -72,60 +73,19 @@ def info_nce_loss(
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """
-    if guide is not None and label_smoothing:
-        raise ValueError("guide: want None with label_smoothing, which gives every candidate mass")
-    check_margin_of_false_negatives(false_negative_margin, false_negative_margin_strategy)
-    if false_negative_margin is not None and label_smoothing:
-        raise ValueError(
-            "false_negative_margin: want None with label_smoothing, which gives every candidate mass"
-        )
-    if similarity == "euclidean" and label_smoothing:
-        raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
-    check_label_smoothing(label_smoothing)
-    loss = contrastive_loss(
-        queries,
-        candidates,
-        Pairs(),
-        diagonal="keep",
-        scale=scale,
-        normalize=normalize,
+    unsmoothed = given.to(
+        contrastive_loss,
+        queries=queries,
+        candidates=candidates,
         negatives=negatives,
-        guide=guide,
-        matryoshka=matryoshka,
-        false_negative_margin=false_negative_margin,
-        false_negative_margin_strategy=false_negative_margin_strategy,
-        reduction=reduction,
-        similarity=similarity,
-        memory=memory,
-        backend=backend,
-        group=group,
+        targets=Pairs(),
+        diagonal="keep",
     )
     if not label_smoothing:
-        return loss
+        return unsmoothed
+    columns = [candidates] if negatives is None else [candidates, negatives]
 
-    pairs = {"queries": queries}
-    if group is not None:
-        pairs["candidates"] = candidates
+    def smoothing(dim: int | None) -> Tensor:
+        return smoothing_loss(given, queries[:, :dim], [x[:, :dim] for x in columns])
 
-    def check(n: int) -> dict[str, Hashable]:
-        return {"label_smoothing": float(label_smoothing)}
-
-    batch, _ = agree_on_rows(group, "fastqt.info_nce_loss", check, {"scale": scale}, **pairs)
-    columns = [batch.local("candidates", candidates)]
-    if negatives is not None:
-        columns.append(batch.local("negatives", negatives))
-    rows = batch.local("queries", queries)
-
-    def smoothing(dim: int | None = None) -> Tensor:
-        return smoothing_loss(
-            label_smoothing,
-            rows[:, :dim],
-            [x[:, :dim] for x in columns],
-            batch,
-            scale=scale,
-            normalize=normalize,
-            reduction=reduction,
-        )
-
-    prefixes = prefixes_of(matryoshka)
-    return loss + (smoothing() if prefixes is None else prefixes.sum(smoothing))
+    return unsmoothed + given.sum_over_prefixes(smoothing)

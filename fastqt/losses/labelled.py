@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.checks import check_embeddings, check_flag, check_option, check_scale
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
+from fastqt.arguments import Argument, Known, ids_of, is_given
 from fastqt.distributed.batch import Batch
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.distributed.shards import Shards
 from fastqt.engines import requested
+from fastqt.exclusions import Same
 from fastqt.functional import contrastive_loss, log_sum_exp
-from fastqt.ids import as_ids
+from fastqt.loss import Arguments
 from fastqt.losses.common import row_numbers, scores
 from fastqt.losses.positives import Positives, SameLabel, blocks_of, find_positives
 from fastqt.losses.same_label import SAME_LABEL, SameLabelProblem
-from fastqt.matryoshka import Matryoshka, MatryoshkaLike, prefixes_of
+from fastqt.matryoshka import Matryoshka
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
+from fastqt.problem import loss_dtype, reduce, unit_rows
 from fastqt.torch_modes import input_dtype
 
 FUNCTIONS = {"supcon": "fastqt.supcon_loss", "ntxent": "fastqt.ntxent_loss"}
+
+
+def _labels_of(rows: str, of: str) -> Argument:
+    """Labels, one for each of the rows that are counted as `rows`, which become int64."""
+    ids = ids_of(rows, of)
+    assert ids.check is not None
+    as_ids = ids.check
+
+    def check(name: str, labels: Any, known: Known) -> Tensor:
+        if isinstance(labels, Tensor) and labels.dim() == 2 and labels.is_floating_point():
+            raise ValueError(
+                f"{name}: want a 1-D tensor of integers, got shape {tuple(labels.shape)} of {labels.dtype}; "
+                "of two views, give torch.cat([z1, z2]) and the labels torch.arange(len(z1)).repeat(2)"
+            )
+        found: Tensor = as_ids(name, labels, known)
+        return found
+
+    return Argument(check, is_given)
+
+
+Labels = Annotated[Tensor, _labels_of("rows", "embeddings")]
+CandidateLabels = Annotated[Tensor, _labels_of("candidates", "candidates")]
+
+
+def fit_candidates(candidates: Tensor | None, candidate_labels: Tensor | None) -> None:
+    """Raises ValueError for candidates without labels, or these without those."""
+    if (candidates is None) != (candidate_labels is None):
+        missing = "candidates" if candidates is None else "candidate_labels"
+        raise ValueError(
+            f"{missing}: want it together with the other of the two, got None; give both or neither"
+        )
 
 
 class Labelled(NamedTuple):
@@ -47,75 +75,22 @@ class Scoring(NamedTuple):
     normalize: bool
     memory: Memory
     backend: Backend | None
-    matryoshka: MatryoshkaLike | None = None
-
-    @property
-    def prefixes(self) -> Matryoshka | None:
-        return prefixes_of(self.matryoshka)
+    matryoshka: Matryoshka | None = None
 
 
-def loss_from_labels(
-    link: str,  # "supcon" or "ntxent"
-    embeddings: Tensor,
-    labels: Tensor,
-    candidates: Tensor | None,
-    candidate_labels: Tensor | None,
-    scoring: Scoring,
-    reduction: Reduction,
-    group: GroupLike | None,
-) -> Tensor:
-    """The reduced loss of all ranks' rows, each rank's against the candidates of all."""
+def loss_from_labels(link: str, given: Arguments) -> Tensor:
+    """The reduced loss "supcon" or "ntxent" of all ranks' rows, each rank's against the candidates of all."""
     if torch.compiler.is_compiling():
         # Every batch has blocks of other sizes: the loss is left out of the graph.
-        untraced = torch.compiler.disable(loss_from_labels)
-        loss: Tensor = untraced(
-            link, embeddings, labels, candidates, candidate_labels, scoring, reduction, group
-        )
+        loss: Tensor = torch.compiler.disable(loss_from_labels)(link, given)
         return loss
 
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal embeddings, labels, candidates, candidate_labels
-        embeddings = local_rows(ranks, "embeddings", embeddings)
-        if candidates is not None:
-            candidates = local_rows(ranks, "candidates", candidates)
-        check_embeddings(
-            ("candidates",),
-            embeddings=with_a_row(ranks, embeddings),
-            candidates=with_a_row(ranks, candidates),
-        )
-
-        if (candidates is None) != (candidate_labels is None):
-            missing = "candidates" if candidates is None else "candidate_labels"
-            raise ValueError(
-                f"{missing}: want it together with the other of the two, got None; give both or neither"
-            )
-
-        sizes = {"embeddings": len(embeddings)}
-        labels = _labels_of("embeddings", embeddings, "labels", labels)
-        if candidates is not None:
-            sizes["candidates"] = len(candidates)
-            candidate_labels = _labels_of("candidates", candidates, "candidate_labels", candidate_labels)
-
-        check_scale(scoring.scale, embeddings.dtype)
-        check_flag("normalize", scoring.normalize)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_memory(scoring.memory)
-        prefixes_of(scoring.matryoshka, embeddings.shape[1])
-        return sizes
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        leaves = {"embeddings": embeddings, "candidates": candidates, "scale": scoring.scale}
-        return {
-            **facts_of_embeddings(embeddings),
-            "reduction": reduction,
-            "normalize": scoring.normalize,
-            "candidates given": candidates is not None,
-            "matryoshka": scoring.prefixes,
-            **facts_of_leaves(ranks, leaves),
-        }
-
-    batch = agree(group, FUNCTIONS[link], check, facts)
-    rows = _among_all(batch, embeddings, labels, candidates, candidate_labels)
+    values, batch = given.values, given.batch
+    embeddings, reduction = values["embeddings"], values["reduction"]
+    scoring = Scoring(
+        *(values[name] for name in ("scale", "normalize", "memory", "backend")), values.get("matryoshka")
+    )
+    rows = _among_all(batch, embeddings, values["labels"], values["candidates"], values["candidate_labels"])
     terms = 0
 
     def loss_of_rows(part: str) -> Tensor:
@@ -124,23 +99,10 @@ def loss_from_labels(
         terms = _terms(link, positives)
         return labelled_loss(link, rows, positives, part, scoring)
 
+    leaves = embeddings, rows.candidates, scoring.scale
     if reduction != "mean":
-        return batch.loss(reduction, (embeddings, rows.candidates, scoring.scale), loss_of_rows, "embeddings")
-    total = batch.loss("sum", (embeddings, rows.candidates, scoring.scale), loss_of_rows, "embeddings")
-    return total / batch.sum_of_counts(terms, rows.candidates.device)
-
-
-def _labels_of(of: str, x: Tensor, name: str, labels: Any) -> Tensor:
-    """Labels as int64, one for each of the rows of `x`."""
-    if isinstance(labels, Tensor) and labels.dim() == 2 and labels.is_floating_point():
-        raise ValueError(
-            f"{name}: want a 1-D tensor of integers, got shape {tuple(labels.shape)} of {labels.dtype}; of "
-            "two views, give torch.cat([z1, z2]) and the labels torch.arange(len(z1)).repeat(2)"
-        )
-    ids = as_ids(name, labels)
-    if len(ids) != len(x):
-        raise ValueError(f"{name}: want one for each of the {len(x)} {of}, got {len(ids)}")
-    return ids
+        return batch.loss(reduction, leaves, loss_of_rows)
+    return batch.loss("sum", leaves, loss_of_rows) / batch.sum_of_counts(terms, rows.candidates.device)
 
 
 def _among_all(
@@ -151,7 +113,7 @@ def _among_all(
     candidate_labels: Tensor | None,
 ) -> Labelled:
     """This rank's rows, and the candidates of all ranks."""
-    dtype, of = input_dtype(embeddings), "embeddings" if candidates is None else "candidates"
+    dtype, of = input_dtype(embeddings), "rows" if candidates is None else "candidates"
     if isinstance(batch, Shards):  # What travels is where the embeddings are.
         labels = labels.to(embeddings.device)
     own = None
@@ -188,7 +150,7 @@ def labelled_loss(
     eager = requested(backend) == "reference"
     if alike and (eager or positives.may_be_listed(x.embeddings.is_cuda)):
         return _of_targets(x, positives, reduction, scoring)
-    if (prefixes := scoring.prefixes) is not None:
+    if (prefixes := scoring.matryoshka) is not None:
         of_one = scoring._replace(matryoshka=None)
         return prefixes.sum(lambda dim: labelled_loss(link, _prefix(x, dim), positives, reduction, of_one))
 
@@ -199,8 +161,7 @@ def labelled_loss(
         queries,
         candidates,
         scale=scale,
-        query_groups=x.labels,
-        candidate_groups=x.candidate_labels,
+        exclude=Same(x.labels, x.candidate_labels),
         memory=memory,
         backend=backend,
     )
@@ -229,14 +190,14 @@ def _of_targets(
 ) -> Tensor:
     """SupCon as a cross-entropy whose targets are listed."""
     N, device = len(x.embeddings), x.embeddings.device
-    query_groups = candidate_groups = None
+    itself_alone = None
     itself = x.own is not None and x.candidates is x.embeddings
     if x.own is not None and not itself:
         # Only a row and the candidate that is the row itself share a group.
         own, ids = x.own.to(device), row_numbers(N, device)
         columns = ids.new_full((len(x.candidates),), -1)
         columns[own[own >= 0]] = ids[own >= 0]
-        query_groups, candidate_groups = ids, columns
+        itself_alone = Same(ids, columns)
 
     loss = contrastive_loss(
         x.embeddings,
@@ -246,8 +207,7 @@ def _of_targets(
         scale=scoring.scale,
         normalize=scoring.normalize,
         matryoshka=scoring.matryoshka,
-        query_groups=query_groups,
-        candidate_groups=candidate_groups,
+        exclude=itself_alone,
         reduction=cast(Reduction, reduction),
         memory=scoring.memory,
         backend=scoring.backend,
@@ -256,7 +216,7 @@ def _of_targets(
     # That loss is the cross-entropy less the targets' entropy, which is the logarithm of their number.
     if positives.log_counts == 0:
         return loss
-    weight = 1.0 if scoring.prefixes is None else sum(scoring.prefixes.weights)
+    weight = 1.0 if scoring.matryoshka is None else sum(scoring.matryoshka.weights)
     if reduction == "sum":
         return loss + weight * positives.log_counts
     entropies = weight * positives.counts.to(loss).log()

@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import FLOATING, INTEGERS, check_scale, check_tensor, require
+from fastqt.arguments import Argument, Known, Scale
+from fastqt.checks import FLOATING, INTEGERS, check_tensor, require
 from fastqt.devices import accumulation_dtype
-from fastqt.distributed.agreement import agree, facts_of_leaves
 from fastqt.distributed.batch import Batch
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.distributed.group import GroupLike
 from fastqt.ids import as_ids
+from fastqt.loss import Arguments, loss
 from fastqt.problem import loss_dtype
-from fastqt.torch_modes import input_dtype
 
 
-@public_loss
+def _as_matrix(name: str, scores: Any) -> dict[str, Tensor]:
+    """Scores as embeddings of one column."""
+    check_tensor(name, scores)
+    if scores.dim() != 1:
+        advice = "; give one score for each example, not a matrix of scores" if scores.dim() == 2 else ""
+        raise ValueError(f"{name}: want shape (N,), got {tuple(scores.shape)}{advice}")
+    return {name: scores[:, None]}
+
+
+def _as_ranks(name: str, labels: Any, known: Known) -> Tensor:
+    """Labels in a dtype that can be sorted."""
+    check_tensor(name, labels)
+    wanted, shape = known.sizes["rows"], tuple(labels.shape)
+    if shape != (wanted,):
+        advice = "; make them 1-D by flatten()" if labels.numel() == wanted and labels.dim() > 1 else ""
+        raise ValueError(f"{name}: want shape ({wanted},), a label for each row, got {shape}{advice}")
+    if labels.device != known.device:
+        raise ValueError(f"{name}: want device {known.device}, got {labels.device}; move them by to()")
+
+    if labels.dtype is torch.bool:
+        return labels.long()
+    if labels.dtype in INTEGERS:
+        return as_ids(name, labels)
+    if labels.dtype not in FLOATING:
+        raise TypeError(f"{name}: want numbers of an integer or floating-point dtype, got {labels.dtype}")
+    require(~labels.isnan().any(), f"{name}: want numbers, got NaN")
+    return labels.detach()
+
+
+def _dtype(labels: Tensor) -> str:
+    return str(labels.dtype)
+
+
+Scores = Annotated[Tensor, Argument(rows="rows", matrices=_as_matrix)]
+Ranks = Annotated[Tensor, Argument(_as_ranks, fact=_dtype, of_each_call=True)]
+
+
+@loss()
 def lsep_loss(
-    scores: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    scores: Scores,
+    labels: Ranks,
     *,
-    scale: float | Tensor = 1.0,
+    scale: Scale = 1.0,
     group: GroupLike | None = None,
 ) -> Tensor:
     """log(1 + sum exp(scale (s_j - s_i))) over all i and j for which label i is greater than label j.
@@ -57,24 +94,7 @@ def lsep_loss(
 
     Source: Li, Song and Luo, "Improving pairwise ranking for multi-label image classification" (2017).
     """
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal labels
-        _check_scores(scores, may_be_empty=ranks is not None and ranks.shards == "uneven")
-        check_scale(scale, scores.dtype)
-        labels = as_ranks(labels, scores)
-        return {"scores": len(scores)}
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        return {
-            "dtype": str(input_dtype(scores)),
-            "device": scores.device.type,
-            "labels": str(labels.dtype),
-            **facts_of_leaves(ranks, {"scores": scores, "scale": scale}),
-        }
-
-    batch = agree(group, "fastqt.lsep_loss", check, facts)
-    return ranking_loss(batch.of(rows="scores"), scores, labels, scale).to(loss_dtype(scores))
+    return ranking_loss(given.batch, scores, labels, scale).to(loss_dtype(scores))
 
 
 def ranking_loss(batch: Batch, scores: Tensor, labels: Tensor, scale: float | Tensor) -> Tensor:
@@ -99,34 +119,3 @@ def _of_all(
     no_pair = scores.new_full((1,), torch.finfo(scores.dtype).min / 1024)
     pairs = (scores + torch.cat([sums, no_pair])[higher]).logsumexp(0)
     return F.softplus(pairs, threshold=50)  # log(1 + exp(pairs)), which is exact where it is nearly 0
-
-
-def as_ranks(labels: Tensor, like: Tensor) -> Tensor:
-    """Checks that there is a label for each row of `like`, and returns them in a dtype that can be sorted."""
-    check_tensor("labels", labels)
-    wanted, shape = len(like), tuple(labels.shape)
-    if shape != (wanted,):
-        advice = "; make them 1-D by flatten()" if labels.numel() == wanted and labels.dim() > 1 else ""
-        raise ValueError(f"labels: want shape ({wanted},), a label for each row, got {shape}{advice}")
-    if labels.device != like.device:
-        raise ValueError(f"labels: want device {like.device}, got {labels.device}; move them by to()")
-
-    if labels.dtype is torch.bool:
-        return labels.long()
-    if labels.dtype in INTEGERS:
-        return as_ids("labels", labels)
-    if labels.dtype not in FLOATING:
-        raise TypeError(f"labels: want numbers of an integer or floating-point dtype, got {labels.dtype}")
-    require(~labels.isnan().any(), "labels: want numbers, got NaN")
-    return labels.detach()
-
-
-def _check_scores(scores: Tensor, may_be_empty: bool) -> None:
-    check_tensor("scores", scores)
-    if scores.dim() != 1:
-        advice = "; give one score for each example, not a matrix of scores" if scores.dim() == 2 else ""
-        raise ValueError(f"scores: want shape (N,), got {tuple(scores.shape)}{advice}")
-    if scores.dtype not in FLOATING:
-        raise TypeError(f"scores: want a floating-point dtype of 16 to 64 bits, got {scores.dtype}")
-    if not len(scores) and not may_be_empty:
-        raise ValueError("scores: want at least one row, got shape (0,); skip such a batch")

@@ -7,33 +7,35 @@ formed, and the loss keeps its digits once the classes are learnt.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_number, check_option, check_scale, require
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.arguments import Ids, OwnRows, Rows, Scale, numbers
+from fastqt.checks import require
+from fastqt.distributed.group import GroupLike
+from fastqt.exclusions import Same
 from fastqt.functional import log_sum_exp
-from fastqt.ids import as_ids
+from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
+from fastqt.problem import loss_dtype, reduce, unit_rows
 
 LEAST_SINE = 1e-6  # below which an angle's gradient is not followed
+Angle = Annotated[float, numbers("radians from 0 to pi", lambda x: 0 <= x <= math.pi)]
 
 
-@public_loss
+@loss()
 def cosface_loss(
-    embeddings: Tensor,
-    weight: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    embeddings: Rows,
+    weight: OwnRows,
+    labels: Ids,
     *,
-    scale: float | Tensor = 64.0,
+    scale: Scale = 64.0,
     margin: float = 0.35,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
@@ -78,19 +80,18 @@ def cosface_loss(
     def target(cosine: Tensor, squared_sine: Tensor) -> Tensor:
         return cosine - margin
 
-    return _loss(
-        "cosface", embeddings, weight, labels, scale, margin, target, reduction, memory, backend, group
-    )
+    return _loss(given, embeddings, weight, labels, target)
 
 
-@public_loss
+@loss()
 def arcface_loss(
-    embeddings: Tensor,
-    weight: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    embeddings: Rows,
+    weight: OwnRows,
+    labels: Ids,
     *,
-    scale: float | Tensor = 64.0,
-    margin: float = 0.5,
+    scale: Scale = 64.0,
+    margin: Angle = 0.5,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -123,65 +124,25 @@ def arcface_loss(
     Source: Deng et al., "ArcFace: Additive angular margin loss for deep face recognition" (2019), eq. 3; what
     is done beyond pi - margin is that of its released code.
     """
-    check_angle(margin)
 
     def target(cosine: Tensor, squared_sine: Tensor) -> Tensor:
         sine = squared_sine.clamp(min=LEAST_SINE**2).sqrt()
         turned = cosine * math.cos(margin) - sine * math.sin(margin)
         return torch.where(cosine > -math.cos(margin), turned, cosine - margin * math.sin(margin))
 
-    return _loss(
-        "arcface", embeddings, weight, labels, scale, margin, target, reduction, memory, backend, group
-    )
-
-
-def check_angle(margin: float) -> None:
-    """Raises ValueError or TypeError unless it is a number from 0 to pi."""
-    check_number("margin", margin)
-    if not 0 <= margin <= math.pi:
-        raise ValueError(f"margin: want radians from 0 to pi, got {margin}")
+    return _loss(given, embeddings, weight, labels, target)
 
 
 def _loss(
-    name: str,
+    given: Arguments,
     embeddings: Tensor,
     weight: Tensor,
-    labels: Tensor,
-    scale: float | Tensor,
-    margin: float,
+    classes: Tensor,
     # The target's cosine with its margin, from the cosine and the squared sine.
     target: Callable[[Tensor, Tensor], Tensor],
-    reduction: Reduction,
-    memory: Memory,
-    backend: Backend | None,
-    group: GroupLike | None,
 ) -> Tensor:
-    classes = labels
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal embeddings, weight, classes
-        classes = as_ids("labels", labels)
-        embeddings = local_rows(ranks, "embeddings", embeddings)
-        weight = local_rows(ranks, "weight", weight)
-        check_embeddings(embeddings=with_a_row(ranks, embeddings), weight=with_a_row(ranks, weight))
-        if len(classes) != len(embeddings):
-            raise ValueError(f"labels: want one for each of the {len(embeddings)} rows, got {len(classes)}")
-
-        check_scale(scale, embeddings.dtype)
-        check_number("margin", margin, dtype=embeddings.dtype)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_memory(memory)
-        return {"embeddings": len(embeddings), "weight": len(weight)}
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        return {
-            **facts_of_embeddings(embeddings),
-            "reduction": reduction,
-            "margin": float(margin),
-            **facts_of_leaves(ranks, {"embeddings": embeddings, "weight": weight, "scale": scale}),
-        }
-
-    batch = agree(group, f"fastqt.{name}_loss", check, facts)
+    batch, values = given.batch, given.values
+    scale, reduction = values["scale"], values["reduction"]
     columns = batch.gather(unit_rows(weight), "weight")
 
     def losses(part: str) -> Tensor:
@@ -200,14 +161,13 @@ def _loss(
             rows,
             columns,
             scale=scale,
-            query_groups=of_rows,
-            candidate_groups=torch.arange(len(columns), device=rows.device),
-            memory=memory,
-            backend=backend,
+            exclude=Same(of_rows, torch.arange(len(columns), device=rows.device)),
+            memory=values["memory"],
+            backend=values["backend"],
         )
         return reduce(joined_loss(scale * target(cosines, squares * (1 - squares / 4)), [others]), part)
 
-    return batch.loss(reduction, (embeddings, columns, scale), losses, of="embeddings")
+    return batch.loss(reduction, (embeddings, columns, scale), losses)
 
 
 def _lengths(rows: Tensor, rounded_to: torch.dtype) -> tuple[Tensor, Tensor]:

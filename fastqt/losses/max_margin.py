@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias, get_args
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
+from fastqt.arguments import OwnRows, Rows
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.checks import check_embeddings, check_flag, check_number, check_option, require
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.checks import require
+from fastqt.distributed.group import GroupLike
 from fastqt.engines.own_products import multiply, product
 from fastqt.fields import Differentiable
+from fastqt.functional.fitting import GivenTargets, targets_of
+from fastqt.loss import Arguments, loss
 from fastqt.options import MarginDiagonal, Reduction
-from fastqt.problem import REDUCTIONS
-from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
+from fastqt.targets import TargetRows, Targets, TargetsLike
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
 
-FUNCTION = "fastqt.max_margin_loss"
-MARGIN_DIAGONALS: tuple[str, ...] = get_args(MarginDiagonal)
 CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two or three times as much
 
 
-@public_loss
-def max_margin_loss(
+def _fit(
     queries: Tensor,
-    candidates: Tensor,
-    targets: TargetsLike | None = None,
+    targets: TargetsLike | None,
+    context_size: int | None,
+    document_ids: Tensor | None,
+    group: GroupLike | None,
+) -> dict[str, Targets]:
+    return {"targets": targets_of(targets, context_size, document_ids, queries, group)}
+
+
+@loss(check=_fit)
+def max_margin_loss(
+    given: Arguments,
+    queries: Rows,
+    candidates: OwnRows,
+    targets: GivenTargets = None,
     *,
     margin: float = 1.0,
     diagonal: MarginDiagonal = "exclude",
@@ -82,45 +90,17 @@ def max_margin_loss(
 
     Source: the max-margin objective that Logeswaran and Lee (arXiv:1803.02893) compare theirs with.
     """
-    operator = given_or_window(targets, context_size, document_ids)
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal queries, candidates
-        queries, candidates = (
-            local_rows(ranks, "queries", queries),
-            local_rows(ranks, "candidates", candidates),
-        )
-        check_embeddings(queries=with_a_row(ranks, queries), candidates=with_a_row(ranks, candidates))
-        check_option("diagonal", diagonal, MARGIN_DIAGONALS)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_number("margin", margin, dtype=queries.dtype)
-        check_flag("normalize", normalize)
-        if ranks is not None:
-            operator.check_queries(len(queries))
-        return {"queries": len(queries), "candidates": len(candidates)}
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        return {
-            **facts_of_embeddings(queries),
-            "targets": operator.kind(),
-            "reduction": reduction,
-            "diagonal": diagonal,
-            "normalize": normalize,
-            "margin": float(margin),
-            **facts_of_leaves(ranks, {"queries": queries, "candidates": candidates}),
-        }
-
-    batch = agree(group, FUNCTION, check, facts)
     # A rank's own candidates come first, and with them the diagonal.
-    columns = batch.rolled(batch.gather(candidates, "candidates"), "queries")
-    local = batch.targets(operator, "queries", "candidates")
-    local = batch.own_first(local, diagonal, "queries", "candidates")
+    batch = given.batch
+    columns = batch.rolled(batch.gather(candidates, "candidates"))
+    local = batch.targets(given.values["targets"], candidates="candidates")
+    local = batch.own_first(local, diagonal, candidates="candidates")
 
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         p = _problem(queries, columns, local, margin, diagonal, normalize)
-        return autograd.loss_of(p, part, MAX_MARGIN, FUNCTION)
+        return autograd.loss_of(p, part, MAX_MARGIN, given.function)
 
-    return batch.loss(reduction, (queries, columns), loss, of="queries")
+    return batch.loss(reduction, (queries, columns), losses)
 
 
 def _problem(

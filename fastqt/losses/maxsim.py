@@ -9,41 +9,32 @@ atomic operations, so the same inputs give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
+from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.checks import (
-    check_embeddings,
-    check_flag,
-    check_option,
-    check_paired,
-    check_scale,
-    check_tensor,
-    require,
-)
+from fastqt.checks import check_paired, check_tensor, require
 from fastqt.devices import accumulation_dtype
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.batch import Batch
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import product
+from fastqt.exclusions import ExcludeLike, Exclusions, Same, Within
 from fastqt.fields import Differentiable
+from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
-from fastqt.problem import REDUCTIONS, loss_dtype
+from fastqt.problem import loss_dtype
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of MaxSimNeeds
 
-FUNCTION = "fastqt.maxsim_loss"
 TOKENS = "tokens of documents"  # under which ranks know how many tokens a document is padded to
 
 
@@ -58,15 +49,66 @@ class Room(NamedTuple):
 ROOM, CPU_ROOM = Room(2**25, 2**24, 2**24), Room(2**18, 2**19, 2**19)
 
 
-@public_loss
+def _first_tokens(name: str, x: Any) -> dict[str, Tensor]:
+    """The first vector of each row, which stands for all that a row has."""
+    check_tensor(name, x)
+    shape = tuple(x.shape)
+    if x.dim() != 3:
+        advice = "; give a vector for each token, or info_nce_loss one for each text" * (x.dim() == 2)
+        raise ValueError(f"{name}: want shape (rows, tokens, D), got {shape}{advice}")
+    if not shape[1]:
+        raise ValueError(f"{name}: want at least one token, got shape {shape}; skip such a batch")
+    return {name: x[:, 0]}
+
+
+def _mask(name: str, mask: Any, known: Known) -> Tensor:
+    check_tensor(name, mask)
+    if mask.dtype is not torch.bool:
+        raise TypeError(
+            f"{name}: want dtype torch.bool (True = a token), got {mask.dtype}; convert it by bool()"
+        )
+    if mask.device != known.device:
+        raise ValueError(f"{name}: want device {known.device} as the tokens, got {mask.device}")
+    found: Tensor = mask
+    return found
+
+
+def _length(documents: Tensor) -> dict[str, int]:
+    return {TOKENS: documents.shape[1]}
+
+
+Queries = Annotated[Tensor, Argument(rows="rows", matrices=_first_tokens)]
+Documents = Annotated[Tensor, Argument(rows="own", matrices=_first_tokens, counts=_length)]
+Mask = Annotated[Tensor | None, Argument(_mask, is_given, is_local=True)]
+Exclude = Annotated[ExcludeLike | None, exclusions_of(Same, Within, Tensor)]
+
+
+def _fit(queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None) -> None:
+    check_paired("queries", len(queries), "documents", len(documents))
+    for name, mask, x in (
+        ("query_mask", query_mask, queries),
+        ("document_mask", document_mask, documents),
+    ):
+        if mask is not None and mask.shape != x.shape[:2]:
+            raise ValueError(
+                f"{name}: want shape {tuple(x.shape[:2])}, one for each token, got {tuple(mask.shape)}"
+            )
+    if document_mask is not None:
+        have_tokens = document_mask[: len(queries)].any(1).all()
+        require(have_tokens, "document_mask: want at least one token of the document of each query")
+
+
+@loss(check=_fit)
 def maxsim_loss(
-    queries: Tensor,
-    documents: Tensor,
+    given: Arguments,
+    queries: Queries,
+    documents: Documents,
     *,
-    query_mask: Tensor | None = None,
-    document_mask: Tensor | None = None,
-    scale: float | Tensor = 1.0,
+    query_mask: Mask = None,
+    document_mask: Mask = None,
+    scale: Scale = 1.0,
     normalize: bool = True,
+    exclude: Exclude = None,
     reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
@@ -91,6 +133,8 @@ def maxsim_loss(
             minus infinity; that of a query needs one.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: tokens count at norm 1, as those of ColBERT do; otherwise as they are.
+        exclude: `fastqt.Same`, `fastqt.Within` and a bool tensor (N, M), as of `contrastive_loss`; of ids a
+            bool tensor is made.
         reduction: "mean" over the queries, "sum", or "none".
         group: as of `contrastive_loss`. The documents of all ranks are gathered, and are candidates. Equal
             shards have documents of one padded length; uneven shards are padded to the longest.
@@ -119,95 +163,39 @@ def maxsim_loss(
     Source: Khattab and Zaharia, "ColBERT: Efficient and effective passage search via contextualized late
     interaction over BERT" (2020), eq. 3; negatives of the batch as in Santhanam et al., "ColBERTv2" (2022).
     """
-    masks = {"query_mask": query_mask, "document_mask": document_mask}
+    batch = given.batch
+    candidates, mask_of_candidates = _gathered(batch, documents, document_mask)
+    excluded = _excluded(batch, exclude, queries.device)
 
-    def check(ranks: Group | None) -> dict[str, int]:
-        nonlocal queries, documents
-        queries = local_rows(ranks, "queries", queries)
-        documents = local_rows(ranks, "documents", documents)
-        masks.update((name, x if x is None else local_rows(ranks, name, x)) for name, x in masks.items())
-        _check_tokens(ranks, queries, documents)
-        _check_masks(queries, documents, **masks)
-
-        check_scale(scale, queries.dtype)
-        check_flag("normalize", normalize)
-        check_option("reduction", reduction, REDUCTIONS)
-        return {"queries": len(queries), "documents": len(documents), TOKENS: documents.shape[1]}
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        return {
-            **facts_of_embeddings(queries),
-            "width": queries.shape[2],
-            "document_mask given": document_mask is not None,
-            "reduction": reduction,
-            "normalize": normalize,
-            **facts_of_leaves(ranks, {"queries": queries, "documents": documents, "scale": scale}),
-        }
-
-    batch = agree(group, FUNCTION, check, facts)
-    candidates, mask_of_candidates = _gathered(batch, documents, masks["document_mask"])
-
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         dtype, bias = loss_dtype(queries), None
         if mask_of_candidates is not None:
             bias = torch.zeros(mask_of_candidates.shape, dtype=dtype, device=queries.device)
             bias = bias.masked_fill(~mask_of_candidates, -torch.inf)
         p = MaxSimProblem(
-            _tokens(queries, masks["query_mask"], normalize),
+            _tokens(queries, query_mask, normalize),
             _tokens(candidates, mask_of_candidates, normalize),
             scale,
             bias,
+            excluded,
             batch.first("documents"),
         )
-        return autograd.loss_of(p, part, MAXSIM, FUNCTION)
+        return autograd.loss_of(p, part, MAXSIM, given.function)
 
-    return batch.loss(reduction, (queries, candidates, scale), loss, of="queries")
-
-
-def _check_tokens(ranks: Group | None, queries: Tensor, documents: Tensor) -> None:
-    """Checks the vectors of queries and documents, and that each query has a document."""
-    for name, x in (("queries", queries), ("documents", documents)):
-        check_tensor(name, x)
-        shape = tuple(x.shape)
-        if x.dim() != 3:
-            advice = "; give a vector for each token, or info_nce_loss one for each text" * (x.dim() == 2)
-            raise ValueError(f"{name}: want shape (rows, tokens, D), got {shape}{advice}")
-        if 0 in with_a_row(ranks, x).shape:
-            raise ValueError(
-                f"{name}: want at least one row, one token and one column, got shape {shape}; "
-                "skip such a batch"
-            )
-
-    sides = {"queries": queries, "documents": documents}
-    check_embeddings(**{name: with_a_row(ranks, x)[:, 0] for name, x in sides.items()})
-    check_paired("queries", len(queries), "documents", len(documents))
+    return batch.loss(reduction, (queries, candidates, scale), losses)
 
 
-def _check_masks(
-    queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None
-) -> None:
-    """Checks that masks are of these tokens, and that the document of each query has one."""
-    for name, mask, x in (
-        ("query_mask", query_mask, queries),
-        ("document_mask", document_mask, documents),
-    ):
-        if mask is None:
-            continue
-        check_tensor(name, mask)
-        if mask.dtype is not torch.bool:
-            raise TypeError(
-                f"{name}: want dtype torch.bool (True = a token), got {mask.dtype}; convert it by bool()"
-            )
-        if mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"{name}: want shape {tuple(x.shape[:2])}, one for each token, got {tuple(mask.shape)}"
-            )
-        if mask.device != x.device:
-            raise ValueError(f"{name}: want device {x.device} as the tokens, got {mask.device}")
-
-    if document_mask is not None:
-        have_tokens = document_mask[: len(queries)].any(1).all()
-        require(have_tokens, "document_mask: want at least one token of the document of each query")
+def _excluded(batch: Batch, exclude: Any, device: torch.device) -> Tensor | None:
+    """Which cells of this process's queries with all documents leave, (n, M) bool."""
+    exclusions: Exclusions | None = exclude
+    if exclusions is None:
+        return None
+    excluded = exclusions.of(Tensor)
+    for ids in exclusions.ids(device):
+        columns = batch.gather_constant(ids.candidates, "documents")
+        leave = (torch.eq if ids.equal else torch.ne)(ids.queries[:, None], columns)
+        excluded = leave if excluded is None else excluded | leave
+    return excluded
 
 
 def _gathered(batch: Batch, documents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -248,6 +236,7 @@ class MaxSimProblem(Differentiable):
     documents: Tensor  # (M, U, D), the same
     scale: float | Tensor  # ()
     bias: Tensor | None  # (M, U), 0, or minus infinity where there is no token
+    excluded: Tensor | None  # (N, M) bool, the cells that leave the softmax unless they are positives
     first: int  # the document of the first query; those of the others follow
 
     needs_type: ClassVar[type[MaxSimNeeds]] = MaxSimNeeds
@@ -272,6 +261,10 @@ def _walk(p: MaxSimProblem, row_weights: Tensor | None, needs: MaxSimNeeds) -> t
         if p.bias is not None:  # also where the scale is 0
             scores.masked_fill_(sums.isneginf(), -torch.inf)
         columns = torch.arange(rows.start, rows.stop, device=device)[:, None] + p.first
+        if p.excluded is not None:
+            leaving = p.excluded[rows].scatter(1, columns, False)
+            scores.masked_fill_(leaving, -torch.inf)
+            sums.masked_fill_(leaving, -torch.inf)
         losses[rows], d_scores = _cross_entropy(scores, columns)
         if row_weights is None:
             continue

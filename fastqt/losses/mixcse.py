@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_flag, check_number, check_option, check_scale, shown
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import Rows, Scale, Share
+from fastqt.checks import shown
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.exclusions import ExcludeLike, Exclusions, Same
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.functional.lowering import mixtures_may_be_short
-from fastqt.losses.common import check_generator, joined_loss, random_order, row_numbers, scores
+from fastqt.loss import Arguments, loss
+from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
 from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, loss_dtype, reduce, unit_rows
+from fastqt.problem import loss_dtype, reduce, unit_rows
 from fastqt.targets import Diagonal
 from fastqt.torch_modes import is_traced
 
-FUNCTION = "fastqt.mixcse_loss"
-FORMS: tuple[str, ...] = get_args(MixForm)
-PARTNERS: tuple[str, ...] = get_args(MixPartner)
-BLOCKS: tuple[str, ...] = get_args(MixBlocks)
-MASKED_CELLS: tuple[str, ...] = get_args(MaskedCell)
+
+def _fit(
+    form: MixForm,
+    blocks: MixBlocks,
+    masked_cell: MaskedCell,
+    hard_negative_weight: float,
+    exclude: Exclusions | None,
+) -> None:
+    of_released = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 0.0}
+    given = {"blocks": blocks, "masked_cell": masked_cell, "hard_negative_weight": hard_negative_weight}
+    for name, default in of_released.items() if form == "slides" else ():
+        if given[name] != default:
+            raise ValueError(f"{name}: want {default!r} with form='slides', got {shown(given[name])}")
+    if form == "released" and exclude is not None:
+        raise ValueError(
+            "exclude: want None with form='released', whose cells are those of the authors' code"
+        )
 
 
-@public_loss
+@loss(check=_fit)
 def mixcse_loss(
-    z1: Tensor,
-    z2: Tensor,
+    given: Arguments,
+    z1: Rows,
+    z2: Rows,
     *,
-    mix: float = 0.2,
-    scale: float | Tensor = 20.0,
+    mix: Share = 0.2,
+    scale: Scale = 20.0,
     form: MixForm = "slides",
     partner: MixPartner = "next",
     generator: torch.Generator | None = None,
@@ -45,6 +58,7 @@ def mixcse_loss(
     masked_cell: MaskedCell = "zero",
     hard_negative_weight: float = 0.0,
     stop_gradient: bool = True,
+    exclude: ExcludeLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -71,6 +85,7 @@ def mixcse_loss(
         masked_cell: score 0 ("zero") or none ("exclude") for masked cells of the released form.
         hard_negative_weight: added to the scores of a sentence with its own mixtures in the released form.
         stop_gradient: no gradient flows through mixtures.
+        exclude: as of `contrastive_loss`, with form="slides".
         reduction: "mean" over all rows, "sum", or "none".
         memory, backend, group: as of `contrastive_loss`. In a group the next row may be another
             rank's, the random cycle is drawn on its first rank, and the released form takes gathered views.
@@ -93,36 +108,7 @@ def mixcse_loss(
     Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
     negatives" (AAAI 2022).
     """
-
-    def check(n: int) -> dict[str, Hashable]:
-        check_option("form", form, FORMS)
-        check_option("partner", partner, PARTNERS)
-        check_generator(generator)
-        check_flag("stop_gradient", stop_gradient)
-        check_option("blocks", blocks, BLOCKS)
-        check_option("masked_cell", masked_cell, MASKED_CELLS)
-
-        check_scale(scale, z1.dtype)
-        check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_memory(memory)
-
-        if form == "slides":
-            check_released_alone(blocks, masked_cell, hard_negative_weight)
-        Mixed(mix)  # refuses a mix outside 0..1
-
-        return {
-            "form": form,
-            "partner": partner,
-            "blocks": blocks,
-            "masked_cell": masked_cell,
-            "reduction": reduction,
-            "stop_gradient": stop_gradient,
-            "mix": float(mix),
-            "hard_negative_weight": float(hard_negative_weight),
-        }
-
-    batch, (z1, z2) = agree_on_rows(group, FUNCTION, check, {"scale": scale}, z1=z1, z2=z2)
+    batch = given.batch
     n, N, first = len(z1), batch.total(), batch.first()
     if N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N}")
@@ -141,18 +127,15 @@ def mixcse_loss(
                 normalize = False
             own = unit_rows(z2) if normalize else z2
             negatives = unit_rows(mix * own + (1 - mix) * batch.gather(own)[partners])
-        return contrastive_loss(
-            z1,
-            z2,
-            Diagonal(),
+        return given.to(
+            contrastive_loss,
+            {"rows": "rows", "candidates": "rows"},
+            queries=z1,
+            candidates=z2,
+            targets=Diagonal(),
             diagonal="keep",
-            scale=scale,
             normalize=normalize,
             row_negatives=negatives,
-            reduction=reduction,
-            memory=memory,
-            backend=backend,
-            group=group,
         )
 
     released = _Released(
@@ -181,17 +164,6 @@ def mixcse_loss(
 def drawn_partners(N: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """The partners (N,) that `mixcse_loss` draws for partner="random" from a generator in the same state."""
     return _partners(random_order(N, device, generator), N, device)
-
-
-def check_released_alone(blocks: MixBlocks, masked_cell: MaskedCell, hard_negative_weight: float) -> None:
-    """Raises ValueError unless the options of the released form alone have their defaults."""
-    for name, value, default in (
-        ("blocks", blocks, "both"),
-        ("masked_cell", masked_cell, "zero"),
-        ("hard_negative_weight", hard_negative_weight, 0.0),
-    ):
-        if value != default:
-            raise ValueError(f"{name}: want {default!r} with form='slides', got {shown(value)}")
 
 
 class _Released(NamedTuple):
@@ -234,7 +206,7 @@ def _in_three_blocks(
         return None
     dtype = engine.dtype_for(p, p.queries.dtype)
     p.queries, p.candidates = p.queries.to(dtype), p.candidates.to(dtype)
-    loss = autograd.loss_of(p, reduction, engine, FUNCTION)
+    loss = autograd.loss_of(p, reduction, engine, "fastqt.mixcse_loss")
 
     if order is not None and reduction == "none":
         loss = torch.empty_like(loss).index_copy(0, order, loss)
@@ -262,7 +234,7 @@ def _composed(
     others = [sums(z1, z2, diagonal="exclude")]
 
     def add_block(queries: Tensor, candidates: Tensor, own: Tensor) -> None:
-        block = sums(queries, candidates, diagonal=o.masked_cell, query_groups=own, candidate_groups=rows)
+        block = sums(queries, candidates, diagonal=o.masked_cell, exclude=Same(own, rows))
         others.append(block)
         others.append(scores(queries, candidates[own], o.scale) + o.hard_negative_weight)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -11,31 +11,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
+from fastqt.arguments import Rows, Scale, Shared
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.checks import INTEGERS, check_embeddings, check_option, check_scale, check_tensor, require
+from fastqt.checks import INTEGERS, check_embeddings, check_tensor, require
 from fastqt.devices import accumulation_dtype
-from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
 from fastqt.fields import Differentiable
 from fastqt.ids import as_ids
+from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
-from fastqt.problem import REDUCTIONS
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
 
-FUNCTION = "fastqt.negative_sampling_loss"
 CHUNK_BYTES = 16 * 2**20  # of gathered candidates in float64
 
 
-@public_loss
+def _fit(queries: Tensor, candidates: Tensor) -> None:
+    # A rank without queries has nothing to compare the candidates with.
+    check_embeddings(**({"queries": queries} if len(queries) else {}), candidates=candidates)
+
+
+@loss(check=_fit)
 def negative_sampling_loss(
-    queries: Tensor,
-    candidates: Tensor,
+    given: Arguments,
+    queries: Rows,
+    candidates: Shared,
     positives: Tensor,
     negatives: Tensor,
     *,
-    scale: float | Tensor = 1.0,
+    scale: Scale = 1.0,
     reduction: Reduction = "mean",
     group: GroupLike | None = None,
 ) -> Tensor:
@@ -78,21 +82,11 @@ def negative_sampling_loss(
     (2013), equation 4.
     """
 
-    def check(n: int) -> dict[str, Hashable]:
-        check_option("reduction", reduction, REDUCTIONS)
-        check_scale(scale, queries.dtype)
-        # A rank without queries has nothing to compare the candidates with.
-        check_embeddings(**({"queries": queries} if n else {}), candidates=candidates)
-        return {"reduction": reduction, "candidates": len(candidates)}
-
-    leaves = {"candidates": candidates, "scale": scale}
-    batch, (queries,) = agree_on_rows(group, FUNCTION, check, leaves, queries=queries)
-
-    def loss(part: str) -> Tensor:
+    def losses(part: str) -> Tensor:
         p = _problem(queries, candidates, positives, negatives, scale)
-        return autograd.loss_of(p, part, NEGATIVE_SAMPLING, FUNCTION)
+        return autograd.loss_of(p, part, NEGATIVE_SAMPLING, given.function)
 
-    return batch.loss(reduction, (queries, candidates, scale), loss)
+    return given.batch.loss(reduction, (queries, candidates, scale), losses)
 
 
 def _problem(

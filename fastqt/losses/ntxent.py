@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.arguments import OwnRows, Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
-from fastqt.losses.labelled import Scoring, loss_from_labels
+from fastqt.loss import Arguments, loss
+from fastqt.losses.labelled import CandidateLabels, Labels, fit_candidates, loss_from_labels
 from fastqt.options import Backend, Memory, Reduction
 
 
-@public_loss
+@loss(check=fit_candidates)
 def ntxent_loss(
-    embeddings: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    embeddings: Rows,
+    labels: Labels,
     *,
-    candidates: Tensor | None = None,
-    candidate_labels: Tensor | None = None,
-    scale: float | Tensor = 10.0,
+    candidates: OwnRows | None = None,
+    candidate_labels: CandidateLabels | None = None,
+    scale: Scale = 10.0,
     normalize: bool = True,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
@@ -58,7 +60,4 @@ def ntxent_loss(
     al., "A simple framework for contrastive learning of visual representations" (2020), over all pairs of
     equal labels, as the library pytorch-metric-learning has it.
     """
-    scoring = Scoring(scale, normalize, memory, backend)
-    return loss_from_labels(
-        "ntxent", embeddings, labels, candidates, candidate_labels, scoring, reduction, group
-    )
+    return loss_from_labels("ntxent", given)

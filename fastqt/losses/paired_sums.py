@@ -19,14 +19,16 @@ from fastqt.checks import check_backward
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
 from fastqt.engines import Engine, plans
+from fastqt.exclusions import ExcludeLike
 from fastqt.functional import log_sum_exp
+from fastqt.loss import Arguments
 from fastqt.losses.common import scores
 from fastqt.options import Backend, DiagonalMode, Memory
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from fastqt.torch_modes import is_traced
 
 
-class Walk(NamedTuple):
+class PairScoring(NamedTuple):
     """How the scores of some rows are computed; see `contrastive_loss`."""
 
     scale: float | Tensor
@@ -34,7 +36,12 @@ class Walk(NamedTuple):
     backend: Backend | None
     batch: Batch  # how the rows lie on ranks
     function: str  # the public function, which errors name
-    thresholds: Tensor | None = None  # (n,), as of `log_sum_exp`, of rows and of their own columns
+
+
+def scoring_of(given: Arguments) -> PairScoring:
+    """How the scores of a loss are computed."""
+    values = given.values
+    return PairScoring(values["scale"], values["memory"], values["backend"], given.batch, given.function)
 
 
 def paired_sums(
@@ -42,78 +49,82 @@ def paired_sums(
     columns: Tensor,  # (M, D), of all ranks, this rank's first
     own_columns: Tensor,  # (n, D), this rank's
     all_rows: Tensor,  # (M, D), of all ranks, this rank's first
-    walk: Walk,
+    scoring: PairScoring,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scores of the pairs (n,), and the logsumexps of all else in their rows and in their columns.
 
     Of one process `columns` are `own_columns` and `all_rows` are `rows`. Of several, either those or these
     are read.
     """
-    engine, given = _engine_of(rows, columns, walk)
+    engine, given = _engine_of(rows, columns, scoring)
     if engine is None:
-        row_others = others_than_own(rows, columns, walk)
-        column_others = others_than_own(own_columns, all_rows, walk)
-        return scores(rows, own_columns, walk.scale), row_others, column_others
-    return _paired_sums(engine, walk, *given)
+        row_others = others_than_own(rows, columns, scoring)
+        column_others = others_than_own(own_columns, all_rows, scoring)
+        return scores(rows, own_columns, scoring.scale), row_others, column_others
+    return _paired_sums(engine, scoring, *given)
 
 
-def own_sums(rows: Tensor, all_rows: Tensor, walk: Walk) -> Tensor:
+def own_sums(
+    rows: Tensor, all_rows: Tensor, scoring: PairScoring, exclude: ExcludeLike | None = None
+) -> Tensor:
     """The logsumexp of each row's scores with all rows but itself, (n,).
 
     `all_rows` (M, D) are those of all ranks, this rank's first; of one process they are `rows` (n, D).
     """
-    engine, (own, every, *scale) = _engine_of(rows, all_rows, walk)
-    if engine is None:
+    engine, (own, every, *scale) = _engine_of(rows, all_rows, scoring)
+    if engine is None or exclude is not None:
         # As another tensor: torch.compile refuses one that is two inputs.
-        return others_than_own(rows, all_rows.view_as(all_rows), walk)
-    return _own_sums(engine, walk, own, every.detach(), *scale)
+        return others_than_own(rows, all_rows.view_as(all_rows), scoring, exclude)
+    return _own_sums(engine, scoring, own, every.detach(), *scale)
 
 
-def others_than_own(rows: Tensor, columns: Tensor, walk: Walk, negatives: Tensor | None = None) -> Tensor:
+def others_than_own(
+    rows: Tensor,
+    columns: Tensor,
+    scoring: PairScoring,
+    exclude: ExcludeLike | None = None,
+    negatives: Tensor | None = None,
+) -> Tensor:
     """The logsumexp of each row's scores with all columns but its own, (n,), and with all negatives."""
-    return sums_of(rows, columns, walk, diagonal="exclude", negatives=negatives)
+    return sums_of(rows, columns, scoring, exclude, negatives, diagonal="exclude")
 
 
 def sums_of(
     rows: Tensor,
     columns: Tensor,
-    walk: Walk,
-    diagonal: DiagonalMode = "keep",
+    scoring: PairScoring,
+    exclude: ExcludeLike | None = None,
     negatives: Tensor | None = None,
+    *,
+    diagonal: DiagonalMode = "keep",
 ) -> Tensor:
     """`log_sum_exp`, (n,), also of a rank that has no rows."""
     if not len(rows):
-        return collectives.nothing((rows, columns, negatives, walk.scale), "none")
-    return log_sum_exp(
-        rows,
-        columns,
-        diagonal=diagonal,
-        scale=walk.scale,
-        negatives=negatives,
-        thresholds=walk.thresholds,
-        memory=walk.memory,
-        backend=walk.backend,
-    )
+        return collectives.nothing((rows, columns, negatives, scoring.scale), "none")
+    how = {"diagonal": diagonal, "memory": scoring.memory, "backend": scoring.backend}
+    return log_sum_exp(rows, columns, scale=scoring.scale, negatives=negatives, exclude=exclude, **how)
 
 
-def shares_scores(rows: Tensor, total: int, walk: Walk) -> bool:
+def shares_scores(rows: Tensor, total: int, scoring: PairScoring) -> bool:
     """Whether the sums of `total` columns come from the two walks, and not from `log_sum_exp`."""
     # The choice depends on sizes and dtypes, and no tensor of all columns is made for it.
     columns = rows.new_empty(1, rows.shape[1]).expand(total, -1)
-    return _engine_of(rows, columns, walk)[0] is not None
+    return _engine_of(rows, columns, scoring)[0] is not None
 
 
-def _engine_of(rows: Tensor, columns: Tensor, walk: Walk) -> tuple[Engine | None, tuple[Tensor, ...]]:
+def _engine_of(
+    rows: Tensor, columns: Tensor, scoring: PairScoring
+) -> tuple[Engine | None, tuple[Tensor, ...]]:
     """The engine of the two walks with what it is given; None where `log_sum_exp` takes their place.
 
-    That is under torch.compile and torch.func, which have to see operators and transforms, in the reference
-    engine, which can be differentiated twice, and with thresholds, which rectangles of scores do not have.
+    That is under torch.compile and torch.func, which have to see operators and transforms, and in the
+    reference engine, which can be differentiated twice.
     """
-    scale = (walk.scale,) if isinstance(walk.scale, Tensor) else ()
-    if is_traced(rows, columns) or transformed.is_transformed() or walk.thresholds is not None:
+    scale = (scoring.scale,) if isinstance(scoring.scale, Tensor) else ()
+    if is_traced(rows, columns) or transformed.is_transformed():
         return None, (rows, columns, *scale)
-    p = ClipProblem(rows, columns, walk.scale, walk.memory, pairs=len(rows))
-    engine, dtype, computed, _ = plans.plan(None, p, walk.backend)
+    p = ClipProblem(rows, columns, scoring.scale, scoring.memory, pairs=len(rows))
+    engine, dtype, computed, _ = plans.plan(None, p, scoring.backend)
     if engine.eager:
         return None, (rows, columns, *scale)
     return engine, (rows.to(dtype).to(computed), columns.to(dtype).to(computed), *scale)
@@ -128,23 +139,23 @@ def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
 class _PairedSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, engine: Engine, walk: Walk, rows: Tensor, columns: Tensor, *scale: Tensor
+        ctx: Any, engine: Engine, scoring: PairScoring, rows: Tensor, columns: Tensor, *scale: Tensor
     ) -> tuple[Tensor, ...]:
-        p = ClipProblem(rows, columns, walk.scale, walk.memory, pairs=len(rows))
+        p = ClipProblem(rows, columns, scoring.scale, scoring.memory, pairs=len(rows))
         positive, row_others, column_others = engine.computation(p).sums(p)
-        column_others = walk.batch.log_add_up(column_others)
-        ctx.engine, ctx.walk = engine, _without_scale(walk, scale)
+        column_others = scoring.batch.log_add_up(column_others)
+        ctx.engine, ctx.scoring = engine, _without_scale(scoring, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, *scale)
         return positive, row_others, column_others[: len(rows)].clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        walk: Walk = ctx.walk
-        check_backward(walk.function, *upstream)
+        scoring: PairScoring = ctx.scoring
+        check_backward(scoring.function, *upstream)
         rows, columns, row_others, column_others, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
-        of_columns = walk.batch.gather_constant_own_first(of_columns)
-        p = ClipProblem(rows, columns, scale[0] if scale else walk.scale, walk.memory, pairs=len(rows))
+        of_columns = scoring.batch.gather_constant_own_first(of_columns)
+        p = ClipProblem(rows, columns, scale[0] if scale else scoring.scale, scoring.memory, pairs=len(rows))
         _, _, *wanted = ctx.needs_input_grad
         found = ctx.engine.computation(p).gradients_from(
             p,
@@ -160,22 +171,22 @@ class _PairedSums(torch.autograd.Function):
 class _OwnSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, engine: Engine, walk: Walk, rows: Tensor, all_rows: Tensor, *scale: Tensor
+        ctx: Any, engine: Engine, scoring: PairScoring, rows: Tensor, all_rows: Tensor, *scale: Tensor
     ) -> Tensor:
-        p = ClipProblem(rows, all_rows, walk.scale, walk.memory, pairs=len(rows))
+        p = ClipProblem(rows, all_rows, scoring.scale, scoring.memory, pairs=len(rows))
         sums = engine.computation(p).sums(p).row_others
-        ctx.engine, ctx.walk = engine, _without_scale(walk, scale)
+        ctx.engine, ctx.scoring = engine, _without_scale(scoring, scale)
         ctx.save_for_backward(rows, all_rows, sums, *scale)
         return sums.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        walk: Walk = ctx.walk
-        check_backward(walk.function, *upstream)
+        scoring: PairScoring = ctx.scoring
+        check_backward(scoring.function, *upstream)
         rows, all_rows, sums, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
-        every = ClipSide(*(walk.batch.gather_constant_own_first(x) for x in own))
-        p = ClipProblem(rows, all_rows, scale[0] if scale else walk.scale, walk.memory, pairs=len(rows))
+        every = ClipSide(*(scoring.batch.gather_constant_own_first(x) for x in own))
+        p = ClipProblem(rows, all_rows, scale[0] if scale else scoring.scale, scoring.memory, pairs=len(rows))
         wanted = ctx.needs_input_grad
         # A row is in the scores of its own row and of its own column. The candidates are the same rows.
         found = ctx.engine.computation(p).gradients_from(
@@ -190,6 +201,6 @@ _paired_sums: Callable[..., tuple[Tensor, Tensor, Tensor]] = _PairedSums.apply
 _own_sums: Callable[..., Tensor] = _OwnSums.apply
 
 
-def _without_scale(walk: Walk, scale: tuple[Tensor, ...]) -> Walk:
+def _without_scale(scoring: PairScoring, scale: tuple[Tensor, ...]) -> PairScoring:
     """A tensor is saved by autograd, which notices changes in place and frees it."""
-    return walk._replace(scale=1.0) if scale else walk
+    return scoring._replace(scale=1.0) if scale else scoring

@@ -2,66 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_args
 
 import torch
 from torch import Tensor
 
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import Argument, Known, NotNegative, Rows, Scale
+from fastqt.checks import FLOAT32_MAX, check_option, shown
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.exclusions import Exclusions, Margin, OfIds, Same
 from fastqt.functional import contrastive_loss
+from fastqt.loss import Arguments, loss
 from fastqt.losses.clip import clip_loss
-from fastqt.losses.common import (
-    filtered_scores,
-    joined_loss,
-    row_numbers,
-    scores,
-    similarity_thresholds,
-)
+from fastqt.losses.common import filtered_scores, joined_loss, row_numbers, row_thresholds, scores
 from fastqt.losses.info_nce import info_nce_loss
+from fastqt.losses.pair_filters import PairExclude, PairFilters, Side, with_hard_negatives
 from fastqt.losses.paired_sums import (
-    Walk,
+    PairScoring,
     others_than_own,
     own_sums,
     paired_sums,
+    scoring_of,
     shares_scores,
     sums_of,
 )
-from fastqt.losses.ranking_options import Options, checked_directions
 from fastqt.matryoshka import MatryoshkaLike
-from fastqt.options import (
-    Backend,
-    Direction,
-    HardnessMode,
-    MarginStrategy,
-    Memory,
-    PartitionMode,
-    Reduction,
-)
+from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import Pairs
 from fastqt.torch_modes import input_dtype
 
-FUNCTION = "fastqt.multiple_negatives_ranking_loss"
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+WITHOUT_POSITIVES = ("query_to_query", "doc_to_doc")
 
 
-@public_loss
+def _matrices(name: str, value: Any) -> dict[str, Tensor]:
+    """The positives and the hard negatives, each with its name."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    if not isinstance(value, Sequence):
+        raise TypeError(f"{name}: want a tensor or a sequence of them, got {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name}: want at least the positives, got an empty sequence")
+    return {f"{name}[{i}]" if i else name: x for i, x in enumerate(value)}
+
+
+def _directions(name: str, value: Any, known: Known) -> tuple[Direction, ...]:
+    """The directions in a fixed order."""
+    if isinstance(value, str) or not isinstance(value, Sequence | set | frozenset):
+        advice = "; put the name into a list" if isinstance(value, str) else ""
+        raise TypeError(f"{name}: want a sequence of names, got {shown(value)}{advice}")
+    for each in value:
+        check_option(name, each, DIRECTIONS)
+    if "query_to_doc" not in value:
+        raise ValueError(f"{name}: want 'query_to_doc' among them, got {shown(value)}")
+    return tuple(each for each in DIRECTIONS if each in value)
+
+
+Documents = Annotated[Tensor | Sequence[Tensor], Argument(rows="rows", matrices=_matrices)]
+Directions = Annotated[Sequence[Direction], Argument(_directions)]
+
+
+def _fit(
+    directions: Sequence[Direction],
+    partition_mode: PartitionMode,
+    hardness_mode: HardnessMode | None,
+    hardness_strength: float,
+    scale: float | Tensor,
+    known: Known,
+) -> None:
+    without = [name for name in directions if name in WITHOUT_POSITIVES]
+    if partition_mode == "per_direction" and without:
+        raise ValueError(
+            f"partition_mode: want 'joint' with {without[0]!r}, whose scores do not contain the positive, "
+            "got 'per_direction'"
+        )
+    if hardness_mode is None and hardness_strength:
+        raise ValueError(f"hardness_strength: want it with a hardness_mode alone, got {hardness_strength}")
+    most = sys.float_info.max if known.dtype is torch.float64 else FLOAT32_MAX
+    if not isinstance(scale, Tensor) and not scale + hardness_strength <= most:
+        raise ValueError(
+            f"hardness_strength: want at most {most:.4g} together with the scale, which is {scale}, "
+            f"got {hardness_strength}"
+        )
+
+
+@loss(check=_fit, sums_prefixes=False)
 def multiple_negatives_ranking_loss(
-    queries: Tensor,
-    documents: Tensor | Sequence[Tensor],
+    given: Arguments,
+    queries: Rows,
+    documents: Documents,
     *,
-    scale: float | Tensor = 20.0,
+    scale: Scale = 20.0,
     normalize: bool = True,
-    directions: Sequence[Direction] = ("query_to_doc",),
+    directions: Directions = ("query_to_doc",),
     partition_mode: PartitionMode = "joint",
     hardness_mode: HardnessMode | None = None,
-    hardness_strength: float = 0.0,
+    hardness_strength: NotNegative = 0.0,
+    exclude: PairExclude = None,
     matryoshka: MatryoshkaLike | None = None,
-    false_negative_margin: float | None = None,
-    false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -94,12 +135,13 @@ def multiple_negatives_ranking_loss(
             through which no gradient flows: those of "in_batch_negatives", which are documents of other
             queries, of "hard_negatives", which are the query's own, or of "all_negatives".
         hardness_strength: a number >= 0, often from 5 to 9.
-        false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`. In all directions the
-            similarities of row i are compared with that of query i and its positive, those of hard negatives
-            too. The two directions between queries and documents are then computed apart, in twice the time.
+        exclude: `fastqt.Margin`, `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`, in all
+            directions. With a margin the similarities of row i are compared with that of query i and its
+            positive, those of hard negatives too. Ids are those of queries and of positives, and a hard
+            negative is in the part of its query. Directions are then computed apart, in twice the time.
         reduction: "mean" over all rows, "sum", or "none".
-        matryoshka: as of `contrastive_loss`. A joint softmax with several
-            directions, and one with a hardness_strength, is a loss of its own for each prefix.
+        matryoshka: as of `contrastive_loss`. A joint softmax with several directions, and one with a
+            hardness_strength, is a loss of its own for each prefix.
         memory, backend, group: as of `contrastive_loss`. In a group each rank gives its own
             queries with their documents.
 
@@ -126,217 +168,190 @@ def multiple_negatives_ranking_loss(
     with hardness-weighted contrastive learning" (2025), eq. 5; for false negatives Zhang et al., "Qwen3
     Embedding: Advancing text embedding and reranking through foundation models" (2025).
     """
-    columns = (documents,) if isinstance(documents, Tensor) else _columns(documents)
-    o = Options(
-        scale=scale,
-        normalize=normalize,
-        directions=checked_directions(directions, partition_mode),
-        partition_mode=partition_mode,
-        hardness_mode=hardness_mode,
-        hardness_strength=hardness_strength,
-        false_negative_margin=false_negative_margin,
-        false_negative_margin_strategy=false_negative_margin_strategy,
-        reduction=reduction,
-        memory=memory,
-        backend=backend,
-        matryoshka=matryoshka,
-    )
-    names = [f"documents[{i}]" if i else "documents" for i in range(len(columns))]
+    positives, *hard_negatives = (documents,) if isinstance(documents, Tensor) else documents
+    alone = _as_one_loss(given, queries, positives, hard_negatives)
+    if alone is not None:
+        return alone
 
-    def check(n: int) -> dict[str, Hashable]:
-        o.check(queries)
-        return {
-            "normalize": o.normalize,
-            "directions": o.directions,
-            "partition_mode": o.partition_mode,
-            "hardness_mode": o.hardness_mode,
-            "hardness_strength": float(o.hardness_strength),
-            "false_negative_margin": o.false_negative_margin,
-            "false_negative_margin_strategy": o.false_negative_margin_strategy,
-            "reduction": o.reduction,
-            "matryoshka": o.prefixes,
-        }
+    def of_prefix(dim: int | None) -> Tensor:
+        rows = [x[:, :dim] for x in (queries, positives, *hard_negatives)]
+        cells = _Cells(given, [unit_rows(x) for x in rows] if normalize else rows)
+        with given.batch.leaving_word():
+            losses = _losses(cells)
+        return given.batch.reduced(losses, reduction).to(loss_dtype(queries))
 
-    batch, own = agree_on_rows(
-        group, FUNCTION, check, {"scale": scale}, queries=queries, **dict(zip(names, columns, strict=True))
-    )
-    queries, *documents = own
-    simple = _of_one_call(queries, documents, o, group)
-    if simple is not None:
-        return simple
-    if o.prefixes is not None:
-        options = o._replace(matryoshka=None)._asdict()
-        return o.prefixes.sum(
-            lambda dim: multiple_negatives_ranking_loss(
-                queries[:, :dim], [x[:, :dim] for x in columns], **options, group=group
+    return given.sum_over_prefixes(of_prefix)
+
+
+def _losses(cells: _Cells) -> Tensor:
+    """The loss of each row, (n,): its positive in a softmax over the cells of all directions, or of each."""
+    positive, of_direction = cells.positive_and_sums()
+    if cells.values["partition_mode"] == "per_direction":
+        return torch.stack([joined_loss(positive, sums) for sums in of_direction.values()]).mean(0)
+    every = [x for sums in of_direction.values() for x in sums]
+    # The score of query and positive is in each direction that has both.
+    return joined_loss(positive, every, copies=2 if "doc_to_query" in of_direction else 1)
+
+
+class _Cells:
+    """The scores of the directions.
+
+    Attributes:
+        own: queries, positives and sets of hard negatives of this process, (n, D) each.
+        every: the same of all ranks, this rank's first, (N, D) each; of one process `own`.
+    """
+
+    def __init__(self, given: Arguments, own: Sequence[Tensor]) -> None:
+        self.own, self.values = own, given.values
+        self.directions: tuple[Direction, ...] = given.values["directions"]
+        exclude: Exclusions | None = given.values["exclude"]
+        batch, self.scoring = given.batch, scoring_of(given)
+        self.above = row_thresholds(own[0], own[1], None if exclude is None else exclude.of(Margin))
+        self.filters = None if exclude is None else PairFilters(exclude, batch, self.above)
+        with batch.agreeing():
+            self.has_walks = self.filters is None and shares_scores(own[0], batch.total(), self.scoring)
+        self.every = [self._all_queries()]
+        self.every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in own[1:]]
+
+    @property
+    def hardness(self) -> str | None:
+        """The mode, if it changes anything."""
+        return self.values["hardness_mode"] if self.values["hardness_strength"] else None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether queries and positives have the same scores in both directions, which one walk then sums."""
+        symmetric = self.filters is None and self.hardness in (None, "hard_negatives")
+        return "doc_to_query" in self.directions and symmetric
+
+    def positive_and_sums(self) -> tuple[Tensor, dict[Direction, list[Tensor]]]:
+        """The score of each positive, (n,), and of each direction the logsumexps of all its other cells."""
+        queries, positives, *_ = self.own
+        all_queries, all_positives, *all_negatives = self.every
+        scoring, between = self.scoring, self._between
+
+        sums: dict[Direction, list[Tensor]] = {}
+        if self.is_symmetric:
+            positive, of_queries, of_positives = paired_sums(
+                queries, all_positives, positives, all_queries, scoring
             )
+            sums["query_to_doc"] = [of_queries, *self._to_documents(with_positives=False)]
+            sums["doc_to_query"] = [of_positives]
+        else:
+            positive = scores(queries, positives, scoring.scale)
+            sums["query_to_doc"] = self._to_documents(with_positives=True)
+            if "doc_to_query" in self.directions:
+                exclude = between("document", "query")
+                sums["doc_to_query"] = [others_than_own(positives, all_queries, scoring, exclude)]
+
+        if "query_to_query" in self.directions:
+            sums["query_to_query"] = [own_sums(queries, all_queries, scoring, between("query", "query"))]
+        if "doc_to_doc" in self.directions:
+            exclude = between("document", "document")
+            sums["doc_to_doc"] = [own_sums(positives, all_positives, scoring, exclude)]
+            exclude = self._of_hard_negatives("document")
+            sums["doc_to_doc"] += [others_than_own(positives, x, scoring, exclude) for x in all_negatives]
+        return positive, sums
+
+    def _between(self, rows: Side, columns: Side) -> Any:
+        return None if self.filters is None else self.filters.between(rows, columns)
+
+    def _of_hard_negatives(self, rows: Side) -> Any:
+        return None if self.filters is None else self.filters.of_hard_negatives(rows)
+
+    def _to_documents(self, *, with_positives: bool) -> list[Tensor]:
+        """The logsumexps of the queries' scores with documents, (n,) each; not with their own positives.
+
+        `with_positives` says whether the positives of other queries are among the documents.
+        """
+        queries, _, *own = self.own
+        positives, negatives = self.every[1:2] if with_positives else [], self.every[2:]
+        of_positives, of_negatives = self._between("query", "document"), self._of_hard_negatives("query")
+        strength, mode = self.values["hardness_strength"], self.hardness
+        in_batch = strength if mode in ("in_batch_negatives", "all_negatives") else 0.0
+        hard = strength if mode in ("hard_negatives", "all_negatives") else 0.0
+
+        def others(scoring: PairScoring) -> list[Tensor]:
+            found = [others_than_own(queries, x, scoring, of_positives) for x in positives]
+            return found + [others_than_own(queries, x, scoring, of_negatives) for x in negatives]
+
+        def all_at_once(scoring: PairScoring) -> list[Tensor]:
+            joined = torch.cat(negatives) if negatives else None
+            if positives:
+                return [others_than_own(queries, positives[0], scoring, of_positives, negatives=joined)]
+            return [] if joined is None else [sums_of(queries, joined, scoring, of_negatives)]
+
+        def alone(scoring: PairScoring) -> list[Tensor]:
+            return [filtered_scores(queries, x, scoring.scale, self.above) for x in own]
+
+        # A row's own negatives are like those of other queries, unless something tells them apart.
+        if in_batch == hard and (self.filters is None or not self.filters.of_ids):
+            return _hardened(self.scoring, hard, all_at_once)
+        return _hardened(self.scoring, in_batch, others) + _hardened(self.scoring, hard, alone)
+
+    def _all_queries(self) -> Tensor:
+        """The queries of all ranks; where nothing flows back to them, the rank's own rows stand for them."""
+        queries, batch = self.own[0], self.scoring.batch
+        among_queries = "query_to_query" in self.directions
+        to_documents = "doc_to_query" in self.directions
+        if (among_queries and not self.has_walks) or (
+            to_documents and not (self.has_walks and self.is_symmetric)
+        ):
+            return batch.gather_own_first(queries, dtype=input_dtype(queries))
+        return (
+            batch.gather_own_first(queries.detach(), dtype=input_dtype(queries)) if among_queries else queries
         )
 
-    own = [unit_rows(x) for x in own] if normalize else own
-    margin = o.false_negative_margin, o.false_negative_margin_strategy
-    walk = Walk(scale, memory, backend, batch, FUNCTION, similarity_thresholds(own[0], own[1], *margin))
-    with batch.agreeing():
-        has_walks = shares_scores(own[0], batch.total(), walk)
-    every = [_all_queries(own[0], o, walk, has_walks)]
-    every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in own[1:]]
-    with batch.leaving_word():
-        losses = _row_losses(_Rows(own, every, o, walk))
-    return batch.reduced(losses, reduction).to(loss_dtype(queries))
 
-
-def _columns(documents: object) -> tuple[Tensor, ...]:
-    if not isinstance(documents, Sequence):
-        raise TypeError(f"documents: want a tensor or a sequence of them, got {type(documents).__name__}")
-    if not documents:
-        raise ValueError("documents: want at least the positives, got an empty sequence")
-    return tuple(documents)
-
-
-def _of_one_call(
-    queries: Tensor, documents: Sequence[Tensor], o: Options, group: GroupLike | None
+def _as_one_loss(
+    given: Arguments, queries: Tensor, positives: Tensor, hard_negatives: Sequence[Tensor]
 ) -> Tensor | None:
     """The loss as one softmax over candidates or as CLIP's; None if it is neither."""
-    positives, *others = documents
-    negatives = torch.cat(others) if others else None
-    if o.hardness is not None:
+    values, exclude = given.values, given.values["exclude"]
+    directions = values["directions"]
+    if values["hardness_mode"] is not None and values["hardness_strength"]:
         return None
 
-    if o.directions == ("query_to_doc",):
-        return info_nce_loss(
-            queries,
-            positives,
-            scale=o.scale,
-            normalize=o.normalize,
-            negatives=negatives,
-            matryoshka=o.matryoshka,
-            false_negative_margin=o.false_negative_margin,
-            false_negative_margin_strategy=o.false_negative_margin_strategy,
-            reduction=o.reduction,
-            memory=o.memory,
-            backend=o.backend,
-            group=group,
+    negatives = torch.cat(list(hard_negatives)) if hard_negatives else None
+    rows = {"rows": "rows", "candidates": "rows", "negatives": ("rows", len(hard_negatives))}
+    exclude = with_hard_negatives(exclude, len(queries), negatives, repeated="all")
+    if directions == ("query_to_doc",):
+        return given.to(
+            info_nce_loss, rows, queries=queries, candidates=positives, negatives=negatives, exclude=exclude
         )
-
-    if o.partition_mode == "per_direction" and negatives is None and o.false_negative_margin is None:
-        return clip_loss(
-            queries,
-            positives,
-            scale=o.scale,
-            normalize=o.normalize,
-            matryoshka=o.matryoshka,
-            reduction=o.reduction,
-            memory=o.memory,
-            backend=o.backend,
-            group=group,
-        )
-
-    if o.directions == ("query_to_doc", "query_to_query") and group is None:
-        # A query leaves its own softmax as one of its group, in which its positive stays as a target.
+    if values["partition_mode"] == "per_direction" and negatives is None and exclude is None:
+        return given.to(clip_loss, a=queries, b=positives)
+    of_ids = exclude is not None and exclude.of(OfIds) is not None
+    if directions == ("query_to_doc", "query_to_query") and not of_ids and given.batch.is_of_process:
+        # A query leaves its own softmax as one of its id, in which its positive stays as a target.
         ids = row_numbers(len(queries), queries.device)
-        return contrastive_loss(
-            queries,
-            torch.cat([positives, queries]),
-            Pairs(),
+        return given.to(
+            contrastive_loss,
+            queries=queries,
+            candidates=torch.cat([positives, queries]),
+            targets=Pairs(),
             diagonal="keep",
-            scale=o.scale,
-            normalize=o.normalize,
             negatives=negatives,
-            query_groups=ids,
-            candidate_groups=torch.cat([ids, ids]),
-            matryoshka=o.matryoshka,
-            false_negative_margin=o.false_negative_margin,
-            false_negative_margin_strategy=o.false_negative_margin_strategy,
-            reduction=o.reduction,
-            memory=o.memory,
-            backend=o.backend,
+            exclude=Exclusions((Same(ids, torch.cat([ids, ids])), *(exclude.filters if exclude else ()))),
         )
     return None
 
 
-class _Rows(NamedTuple):
-    """The rows of the loss and what they are scored with."""
-
-    own: Sequence[Tensor]  # queries, positives and hard negatives of this process, (n, D) each
-    every: Sequence[Tensor]  # the same of all ranks, this rank's first, (N, D) each; of one process `own`
-    o: Options
-    walk: Walk  # how scores are computed
-
-
-def _row_losses(rows: _Rows) -> Tensor:
-    """The loss of each row, (n,)."""
-    o, walk, (queries, positives, *_) = rows.o, rows.walk, rows.own
-    all_queries, all_positives, *all_negatives = rows.every
-
-    backward: list[Tensor] = []  # of the direction from documents to queries
-    shared = _shares_scores(o)
-    if shared:
-        positive, of_row, of_column = paired_sums(queries, all_positives, positives, all_queries, walk)
-        forward, backward = [of_row], [of_column]
-    else:
-        positive, forward = scores(queries, positives, o.scale), []
-        if "doc_to_query" in o.directions:
-            backward = [others_than_own(positives, all_queries, walk)]
-    forward += _to_documents(rows, with_positives=not shared)
-
-    if o.partition_mode == "per_direction":
-        losses = [joined_loss(positive, x) for x in (forward, backward) if x]
-        return torch.stack(losses).mean(0)
-
-    if "query_to_query" in o.directions:
-        forward.append(own_sums(queries, all_queries, walk))
-    if "doc_to_doc" in o.directions:
-        forward.append(own_sums(positives, all_positives, walk))
-        forward += [others_than_own(positives, x, walk) for x in all_negatives]
-    return joined_loss(positive, [*forward, *backward], copies=2 if backward else 1)
-
-
-def _shares_scores(o: Options) -> bool:
-    """Whether queries and positives have the same scores in both directions, so that one walk sums both."""
-    return "doc_to_query" in o.directions and o.hardness in (None, "hard_negatives")
-
-
-def _to_documents(rows: _Rows, *, with_positives: bool) -> list[Tensor]:
-    """The logsumexps of the queries' scores with documents, (n,) each; not with their own positives.
-
-    `with_positives` says whether the positives of other queries are among the documents.
-    """
-    o, walk, (queries, _, *own) = rows.o, rows.walk, rows.own
-    positives, negatives = rows.every[1:2] if with_positives else [], rows.every[2:]
-    in_batch = o.hardness_strength if o.hardness in ("in_batch_negatives", "all_negatives") else 0.0
-    hard = o.hardness_strength if o.hardness in ("hard_negatives", "all_negatives") else 0.0
-    if in_batch == hard:  # A row's own negatives are like those of other queries.
-        return _hardened(walk, hard, lambda w: _sums(queries, positives, negatives, w))
-    found = _hardened(
-        walk, in_batch, lambda w: [others_than_own(queries, x, w) for x in (*positives, *negatives)]
-    )
-    return found + _hardened(
-        walk, hard, lambda w: [filtered_scores(queries, x, w.scale, w.thresholds) for x in own]
-    )
-
-
-def _sums(
-    queries: Tensor, positives: Sequence[Tensor], negatives: Sequence[Tensor], walk: Walk
+def _hardened(
+    scoring: PairScoring, strength: float, sums: Callable[[PairScoring], list[Tensor]]
 ) -> list[Tensor]:
-    """The logsumexp of the scores with other queries' positives, if given, and with all negatives."""
-    joined = torch.cat([*negatives]) if negatives else None
-    if positives:
-        return [others_than_own(queries, positives[0], walk, negatives=joined)]
-    return [] if joined is None else [sums_of(queries, joined, walk)]
-
-
-def _hardened(walk: Walk, strength: float, found: Callable[[Walk], list[Tensor]]) -> list[Tensor]:
     """Scores, or logsumexps of them, to which strength times the cosine is added without a gradient.
 
     These are scores of the scale s + strength, whose gradient with respect to the embeddings is s / (s +
     strength) times as large, and with respect to the scale as it is.
     """
     if not strength:
-        return found(walk)
-    raised = walk.scale + strength
-    share = (walk.scale / raised).detach() if isinstance(raised, Tensor) else walk.scale / raised
+        return sums(scoring)
+    raised = scoring.scale + strength
+    share = (scoring.scale / raised).detach() if isinstance(raised, Tensor) else scoring.scale / raised
     if isinstance(raised, Tensor):
         raised = _with_gradient_times(raised, 1 / share)
-    return [_with_gradient_times(x, share) for x in found(walk._replace(scale=raised))]
+    return [_with_gradient_times(x, share) for x in sums(scoring._replace(scale=raised))]
 
 
 def _with_gradient_times(x: Tensor, factor: float | Tensor) -> Tensor:
@@ -344,14 +359,3 @@ def _with_gradient_times(x: Tensor, factor: float | Tensor) -> Tensor:
     # Minus infinity, of a row that has no cells, would become NaN.
     more = (factor - 1) * x.clamp(min=torch.finfo(x.dtype).min)
     return x + (more - more.detach())
-
-
-def _all_queries(queries: Tensor, o: Options, walk: Walk, has_walks: bool) -> Tensor:
-    """The queries of all ranks; where nothing flows back to them, the rank's own rows stand for them."""
-    gather = partial(walk.batch.gather_own_first, dtype=input_dtype(queries))
-    among_queries = "query_to_query" in o.directions
-    if among_queries and not has_walks:
-        return gather(queries)
-    if "doc_to_query" in o.directions and not (has_walks and _shares_scores(o)):
-        return gather(queries)
-    return gather(queries.detach()) if among_queries else queries

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_paired
-from fastqt.distributed.group import GroupLike, as_group
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.arguments import Number, PairedRows, Rows, Scale
+from fastqt.distributed.group import GroupLike
+from fastqt.exclusions import ExcludeLike
 from fastqt.functional import sigmoid_loss
+from fastqt.loss import Arguments, loss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.targets import Pairs
 
 
-@public_loss
+@loss(sums_prefixes=False)
 def siglip_loss(
-    a: Tensor,
-    b: Tensor,
+    given: Arguments,
+    a: Rows,
+    b: PairedRows,
     *,
-    scale: float | Tensor,
-    bias: float | Tensor,
+    scale: Scale,
+    bias: Number,
     normalize: bool = True,
+    exclude: ExcludeLike | None = None,
     matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
@@ -38,7 +40,7 @@ def siglip_loss(
         bias: added to all scores, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         reduction: "mean" over all rows, "sum", or "none".
-        matryoshka, memory, backend, group: as of `sigmoid_loss`.
+        exclude, matryoshka, memory, backend, group: as of `sigmoid_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none".
@@ -56,22 +58,6 @@ def siglip_loss(
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """
-    # In errors the names are those of this loss.
-    ranks = as_group(group) if group else None
-    rows = {name: local_rows(ranks, name, x) for name, x in (("a", a), ("b", b))}
-    check_embeddings(**{name: with_a_row(ranks, x) for name, x in rows.items()})
-    if ranks is None:
-        check_paired("a", len(a), "b", len(b))
-    return sigmoid_loss(
-        a,
-        b,
-        Pairs(),
-        scale=scale,
-        bias=bias,
-        normalize=normalize,
-        matryoshka=matryoshka,
-        reduction=reduction,
-        memory=memory,
-        backend=backend,
-        group=group,
+    return given.to(
+        sigmoid_loss, {"rows": "rows", "candidates": "b"}, queries=a, candidates=b, targets=Pairs()
     )

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import partial
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fastqt.checks import check_number, check_option, check_scale
-from fastqt.distributed.agreement import agree_on_rows
+from fastqt.arguments import Argument, Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
-from fastqt.functional import log_sum_exp
-from fastqt.guide import check_margin_of_false_negatives
-from fastqt.losses.common import filtered_scores, joined_loss, scores, similarity_thresholds
+from fastqt.exclusions import Margin
+from fastqt.loss import Arguments, loss
+from fastqt.losses.common import filtered_scores, joined_loss, row_thresholds, scores
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.matryoshka import MatryoshkaLike, prefixes_of
-from fastqt.options import Backend, MarginStrategy, Memory, Reduction
-from fastqt.problem import REDUCTIONS, check_memory, reduce, unit_rows
+from fastqt.losses.pair_filters import PairExclude, PairFilters, with_hard_negatives
+from fastqt.losses.paired_sums import others_than_own, scoring_of
+from fastqt.matryoshka import MatryoshkaLike
+from fastqt.options import Backend, Memory, Reduction
+from fastqt.problem import reduce, unit_rows
 from fastqt.torch_modes import input_dtype
 
 
-@public_loss
+def _sets(name: str, z3: Any) -> dict[str, Tensor]:
+    """The first hard negative of each sentence, the second ones, and so on, (N, D) each, by their names."""
+    if isinstance(z3, Tensor) and z3.dim() == 3 and z3.layout is torch.strided and not z3.is_nested:
+        if not z3.shape[1]:
+            raise ValueError(
+                f"{name}: want at least one hard negative a sentence, got shape {tuple(z3.shape)}"
+            )
+        return {f"{name}[:, {k}]": z for k, z in enumerate(z3.unbind(1))}
+    return {name: z3}
+
+
+HardNegatives = Annotated[Tensor | None, Argument(rows="rows", matrices=_sets)]
+
+
+def _fit(z3: Tensor | None, hard_negative_weight: float) -> None:
+    if z3 is None and hard_negative_weight != 0:
+        raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
+
+
+@loss(check=_fit, sums_prefixes=False)
 def simcse_loss(
-    z1: Tensor,
-    z2: Tensor,
-    z3: Tensor | None = None,
+    given: Arguments,
+    z1: Rows,
+    z2: Rows,
+    z3: HardNegatives = None,
     *,
-    scale: float | Tensor = 20.0,
+    scale: Scale = 20.0,
     hard_negative_weight: float = 0.0,
+    exclude: PairExclude = None,
     matryoshka: MatryoshkaLike | None = None,
-    false_negative_margin: float | None = None,
-    false_negative_margin_strategy: MarginStrategy = "absolute",
     reduction: Reduction = "mean",
     memory: Memory = "fast",
     backend: Backend | None = None,
@@ -47,11 +65,12 @@ def simcse_loss(
         scale: 1 / temperature.
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
-        false_negative_margin, false_negative_margin_strategy: as of `contrastive_loss`, for second views and
-            hard negatives, these without their weight.
+        exclude: `fastqt.Margin`, `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`. A margin is of
+            second views and of hard negatives, these without their weight; ids are those of second views, and
+            a hard negative is in the part of its sentence.
         reduction: "mean" over all rows, "sum", or "none".
-        matryoshka: as of `contrastive_loss`. With a hard_negative_weight other
-            than 0 each prefix is a loss of its own.
+        matryoshka: as of `contrastive_loss`. With a hard_negative_weight other than 0 each prefix is a loss
+            of its own.
         memory, backend, group: as of `contrastive_loss`.
 
     Returns:
@@ -70,95 +89,38 @@ def simcse_loss(
 
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
-    hard_negatives = _sets(z3)
+    if hard_negative_weight and z3 is not None:
+        return given.sum_over_prefixes(lambda dim: _weighted(given, z1[:, :dim], z2[:, :dim], z3[..., :dim]))
 
-    def check(n: int) -> dict[str, Hashable]:
-        check_scale(scale, z1.dtype)
-        check_number("hard_negative_weight", hard_negative_weight, dtype=z1.dtype)
-        check_margin_of_false_negatives(false_negative_margin, false_negative_margin_strategy, z1.dtype)
-        check_option("reduction", reduction, REDUCTIONS)
-        check_memory(memory)
-        if z3 is None and hard_negative_weight != 0:
-            raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
-        if z3 is not None and not hard_negatives:
-            raise ValueError(f"z3: want at least one hard negative a sentence, got shape {tuple(z3.shape)}")
-        prefixes = prefixes_of(matryoshka, z1.shape[1])
-        return {
-            "reduction": reduction,
-            "hard_negative_weight": float(hard_negative_weight),
-            "matryoshka": prefixes,
-            "false_negative_margin": false_negative_margin,
-            "false_negative_margin_strategy": false_negative_margin_strategy,
-        }
-
-    batch, (z1, z2, *thirds) = agree_on_rows(
-        group, "fastqt.simcse_loss", check, {"scale": scale}, z1=z1, z2=z2, **hard_negatives
+    # (N, D), or K hard negatives for each of N sentences.
+    negatives = None if z3 is None else z3.flatten(0, -2)
+    count = z3.shape[1] if z3 is not None and z3.dim() == 3 else 1
+    return given.to(
+        info_nce_loss,
+        {"rows": "rows", "candidates": "rows", "negatives": ("rows", count)},
+        queries=z1,
+        candidates=z2,
+        negatives=negatives,
+        exclude=with_hard_negatives(exclude, len(z1), negatives, repeated="each"),
     )
-    if not hard_negative_weight:
-        return info_nce_loss(
-            z1,
-            z2,
-            scale=scale,
-            negatives=None if z3 is None else _all_negatives(batch.local("z3", z3)),
-            matryoshka=matryoshka,
-            false_negative_margin=false_negative_margin,
-            false_negative_margin_strategy=false_negative_margin_strategy,
-            reduction=reduction,
-            memory=memory,
-            backend=backend,
-            group=group,
-        )
 
-    if (prefixes := prefixes_of(matryoshka)) is not None:
-        third = z3
-        return prefixes.sum(
-            lambda dim: simcse_loss(
-                z1[:, :dim],
-                z2[:, :dim],
-                None if third is None else third[..., :dim],
-                scale=scale,
-                hard_negative_weight=hard_negative_weight,
-                false_negative_margin=false_negative_margin,
-                false_negative_margin_strategy=false_negative_margin_strategy,
-                reduction=reduction,
-                memory=memory,
-                backend=backend,
-                group=group,
-            )
-        )
 
+def _weighted(given: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
+    """The loss in which a sentence's own hard negatives have another score than for others."""
+    batch, scoring, exclude = given.batch, scoring_of(given), given.values["exclude"]
+    thirds = z3.unbind(1) if z3.dim() == 3 else (z3,)
     z1, *others = (unit_rows(z) for z in (z1, z2, *thirds))
-    dtype = input_dtype(z1)
-    second, *thirds = (batch.gather_own_first(z, dtype=dtype) for z in others)
+    second, *thirds = (batch.gather_own_first(z, dtype=input_dtype(z1)) for z in others)
+    views = others[0]
+    above = row_thresholds(z1, views, None if exclude is None else exclude.of(Margin))
+    filters = PairFilters(exclude, batch, above)
 
     def losses(part: str) -> Tensor:
-        views = second[: len(z1)]
-        thresholds = similarity_thresholds(z1, views, false_negative_margin, false_negative_margin_strategy)
-        sums = partial(
-            log_sum_exp,
-            z1,
-            diagonal="exclude",
-            scale=scale,
-            thresholds=thresholds,
-            memory=memory,
-            backend=backend,
-        )
-        cells = [sums(z) for z in (second, *thirds)]
-        hard = [filtered_scores(z1, third[: len(z1)], scale, thresholds) for third in thirds]
-        cells += [x + hard_negative_weight for x in hard]
+        cells = [others_than_own(z1, second, scoring, filters.between("query", "document"))]
+        for third in thirds:
+            cells.append(others_than_own(z1, third, scoring, filters.of_hard_negatives("query")))
+            own = filtered_scores(z1, third[: len(z1)], scoring.scale, above)
+            cells.append(own + given.values["hard_negative_weight"])
+        return reduce(joined_loss(scores(z1, views, scoring.scale), cells), part)
 
-        return reduce(joined_loss(scores(z1, views, scale), cells), part)
-
-    return batch.loss(reduction, (z1, second, *thirds, scale), losses)
-
-
-def _all_negatives(z3: Tensor) -> Tensor:
-    """The hard negatives of all sentences, (N, D) or (N K, D)."""
-    return z3.flatten(0, 1) if z3.dim() == 3 else z3
-
-
-def _sets(z3: Tensor | None) -> dict[str, Tensor]:
-    """The first hard negative of each sentence, the second ones, and so on, (N, D) each, by their names."""
-    if isinstance(z3, Tensor) and z3.dim() == 3 and z3.layout is torch.strided and not z3.is_nested:
-        return {f"z3[:, {k}]": z for k, z in enumerate(z3.unbind(1))}
-    return {} if z3 is None else {"z3": z3}
+    return batch.loss(given.values["reduction"], (z1, second, *thirds, scoring.scale), losses)

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_embeddings, check_flag
+from fastqt.arguments import Argument, OwnRows, Rows
 from fastqt.devices import accumulation_dtype
-from fastqt.distributed.agreement import agree, facts_of_embeddings, facts_of_leaves
 from fastqt.distributed.batch import Batch
-from fastqt.distributed.group import Group, GroupLike
-from fastqt.distributed.local import local_rows, with_a_row
-from fastqt.distributed.public import public_loss
+from fastqt.distributed.group import GroupLike
+from fastqt.loss import Arguments, loss
 from fastqt.losses.grams import gram, scores
 from fastqt.problem import loss_dtype
 
-FUNCTION = "fastqt.similarity_distillation_loss"
+TeacherEmbeddings = Annotated[Tensor, Argument(like="embeddings")]
+TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
 
 
-@public_loss
+@loss()
 def similarity_distillation_loss(
-    embeddings: Tensor,
-    teacher_embeddings: Tensor,
+    given: Arguments,
+    embeddings: Rows,
+    teacher_embeddings: TeacherEmbeddings,
     *,
-    candidates: Tensor | None = None,
-    teacher_candidates: Tensor | None = None,
+    candidates: OwnRows | None = None,
+    teacher_candidates: TeacherCandidates | None = None,
     normalize: bool = True,
     group: GroupLike | None = None,
 ) -> Tensor:
@@ -75,34 +74,12 @@ def similarity_distillation_loss(
     Source: the similarity loss of Zhang et al., "Jasper and Stella" (2024); similar to Tung and Mori,
     "Similarity-preserving knowledge distillation" (2019), who divide by the norms of rows of scores.
     """
-    arguments = {
-        "embeddings": embeddings,
-        "teacher_embeddings": teacher_embeddings,
-        "candidates": candidates,
-        "teacher_candidates": teacher_candidates,
-    }
-    rows = {name: x for name, x in arguments.items() if x is not None}
-
-    def check(ranks: Group | None) -> dict[str, int]:
-        check_flag("normalize", normalize)
-        rows.update((name, local_rows(ranks, name, x)) for name, x in rows.items())
-        return _checked(ranks, rows)
-
-    def facts(ranks: Group) -> dict[str, Hashable]:
-        teacher = facts_of_embeddings(rows["teacher_embeddings"])
-        return {
-            **facts_of_embeddings(rows["embeddings"]),
-            **{f"teacher's {name}": value for name, value in teacher.items()},
-            "candidates given": "candidates" in rows,
-            "normalize": normalize,
-            **facts_of_leaves(ranks, {name: x for name, x in rows.items() if "teacher" not in name}),
-        }
-
-    batch = agree(group, FUNCTION, check, facts)
-    dtype = loss_dtype(rows["embeddings"])
-    side = _side(rows, "embeddings", dtype, normalize)
-    others = _side(rows, "candidates", dtype, normalize) if "candidates" in rows else None
-    return _mean(batch, side, others).to(dtype)
+    dtype = loss_dtype(embeddings)
+    side = _side("rows", embeddings, teacher_embeddings, dtype, normalize)
+    others = None
+    if candidates is not None and teacher_candidates is not None:
+        others = _side("candidates", candidates, teacher_candidates, dtype, normalize)
+    return _mean(given.batch, side, others).to(dtype)
 
 
 class _Side(NamedTuple):
@@ -113,36 +90,8 @@ class _Side(NamedTuple):
     name: str
 
 
-def _checked(ranks: Group | None, rows: dict[str, Tensor]) -> dict[str, int]:
-    """Checks the embeddings of this rank, and returns the numbers of rows of the student's."""
-    for name, other in (("teacher_embeddings", "embeddings"), ("teacher_candidates", "candidates")):
-        for missing, present in ((name, other), (other, name)):
-            if missing not in rows and present in rows:
-                raise ValueError(
-                    f"{missing}: want it together with {present}, got None; give both or neither"
-                )
-
-    of_student = {name: x for name, x in rows.items() if not name.startswith("teacher_")}
-    of_teacher = {name: x for name, x in rows.items() if name.startswith("teacher_")}
-    for side in (of_student, of_teacher):
-        check_embeddings(**{name: with_a_row(ranks, x) for name, x in side.items()})
-
-    device = rows["embeddings"].device
-    for name, x in of_student.items():
-        teacher = of_teacher[f"teacher_{name}"]
-        if len(teacher) != len(x):
-            raise ValueError(
-                f"teacher_{name}: want a row for each of the {len(x)} rows of {name}, got {len(teacher)}"
-            )
-        if teacher.device != device:
-            raise ValueError(
-                f"teacher_{name}: want device {device} as embeddings, got {teacher.device}; move it by to()"
-            )
-    return {name: len(x) for name, x in of_student.items()}
-
-
-def _side(rows: dict[str, Tensor], name: str, dtype: torch.dtype, normalize: bool) -> _Side:
-    student, teacher = rows[name].to(dtype), rows[f"teacher_{name}"].detach().to(dtype)
+def _side(name: str, student: Tensor, teacher: Tensor, dtype: torch.dtype, normalize: bool) -> _Side:
+    student, teacher = student.to(dtype), teacher.detach().to(dtype)
     if normalize:
         student, teacher = F.normalize(student, dim=1), F.normalize(teacher, dim=1)
     return _Side(student, teacher, name)

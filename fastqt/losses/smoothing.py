@@ -12,40 +12,31 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_number
 from fastqt.distributed.batch import Batch
+from fastqt.loss import Arguments
 from fastqt.losses.common import scores
-from fastqt.options import TargetReduction
+from fastqt.options import Reduction
 from fastqt.problem import loss_dtype
 
 
-def check_label_smoothing(value: object) -> None:
-    """Raises ValueError or TypeError unless `value` is a number from 0 to 1."""
-    check_number("label_smoothing", value)
-    assert isinstance(value, (int, float))
-    if not 0 <= value <= 1:
-        raise ValueError(f"label_smoothing: want a number in 0..1, got {value}")
+def smoothing_loss(given: Arguments, queries: Tensor, columns: Sequence[Tensor]) -> Tensor:
+    """What label smoothing adds to the loss of queries among candidates and negatives.
 
-
-def smoothing_loss(
-    label_smoothing: float,  # the share of the mass that is spread
-    queries: Tensor,  # (N, D), this rank's
-    # This rank's candidates (M, D), of which candidate i belongs to query i, and further ones.
-    columns: Sequence[Tensor],
-    batch: Batch,  # the rows of all ranks
-    *,
-    scale: float | Tensor,
-    normalize: bool,
-    reduction: TargetReduction,
-) -> Tensor:
-    """What label smoothing adds to the loss of queries among candidates and negatives; checked arguments."""
-    dtype = loss_dtype(queries)
+    Args:
+        given: the arguments of the loss, of which those are this rank's.
+        queries: (N, D).
+        columns: (M, D) candidates, of which candidate i belongs to query i, and (K, D) further ones.
+    """
+    dtype, values = loss_dtype(queries), given.values
     embeddings = [x.to(dtype) for x in (queries, *columns)]
-    queries, *columns = (F.normalize(x, dim=1) for x in embeddings) if normalize else embeddings
-    mean = _mean_of(columns, batch)
-    rows = label_smoothing * scores(queries, columns[0][: len(queries)] - mean, scale)
+    if values["normalize"]:
+        embeddings = [F.normalize(x, dim=1) for x in embeddings]
+    queries, *columns = embeddings
+    leads = scores(queries, columns[0][: len(queries)] - _mean_of(columns, given.batch), values["scale"])
+
     # Every row has a target.
-    return batch.reduced(rows, "mean" if reduction == "mean_of_targets" else reduction)
+    reduction: Reduction = "mean" if values["reduction"] == "mean_of_targets" else values["reduction"]
+    return given.batch.reduced(values["label_smoothing"] * leads, reduction)
 
 
 def _mean_of(columns: Sequence[Tensor], batch: Batch) -> Tensor:

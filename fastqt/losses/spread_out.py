@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.checks import check_flag, check_number
+from fastqt.arguments import NotNegative, Rows
 from fastqt.devices import accumulation_dtype
-from fastqt.distributed.agreement import agree_on_rows
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
+from fastqt.loss import Arguments, loss
 from fastqt.losses.grams import gram, sums
 from fastqt.problem import loss_dtype
 
 
-@public_loss
+def _fit(mean_weight: float, second_moment_weight: float) -> None:
+    if not mean_weight and not second_moment_weight:
+        raise ValueError("mean_weight: want a number above 0 where second_moment_weight is 0, got 0")
+
+
+@loss(check=_fit)
 def spread_out_loss(
-    embeddings: Tensor,
+    given: Arguments,
+    embeddings: Rows,
     *,
-    mean_weight: float = 1.0,
-    second_moment_weight: float = 1.0,
+    mean_weight: NotNegative = 1.0,
+    second_moment_weight: NotNegative = 1.0,
     hinge: bool = True,
     normalize: bool = True,
     group: GroupLike | None = None,
@@ -68,19 +71,7 @@ def spread_out_loss(
     Source: Zhang et al., "Learning spread-out local feature descriptors" (2017); Vera et al.,
     "EmbeddingGemma" (2025).
     """
-
-    def check(n: int) -> dict[str, Hashable]:
-        check_weights(mean_weight, second_moment_weight)
-        check_flag("hinge", hinge)
-        check_flag("normalize", normalize)
-        return {
-            "hinge": hinge,
-            "normalize": normalize,
-            "mean_weight": float(mean_weight),
-            "second_moment_weight": float(second_moment_weight),
-        }
-
-    batch, (embeddings,) = agree_on_rows(group, "fastqt.spread_out_loss", check, embeddings=embeddings)
+    batch = given.batch
     dtype = loss_dtype(embeddings)
     rows = embeddings.to(dtype)
     if normalize:
@@ -89,14 +80,14 @@ def spread_out_loss(
     N, D = batch.total(), rows.shape[1]
     cells = N * (N - 1)
     total, squares, fourths = _sums(batch, rows)
-    loss = 0 * squares
+    value = 0 * squares
     if mean_weight and cells:
-        loss = loss + mean_weight * ((total.square().sum() - squares) / cells).square()
+        value = value + mean_weight * ((total.square().sum() - squares) / cells).square()
     if second_moment_weight and cells:
         square_scores = _few_rows(batch, rows) if N <= D else _many_rows(batch, rows, squares, fourths)
         moment = square_scores / cells
-        loss = loss + second_moment_weight * ((moment - 1 / D).relu() if hinge else moment)
-    return loss.to(dtype)
+        value = value + second_moment_weight * ((moment - 1 / D).relu() if hinge else moment)
+    return value.to(dtype)
 
 
 def _sums(batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,15 +123,3 @@ def _many_rows(
     deviations = columns - mean * torch.eye(D, dtype=columns.dtype, device=columns.device)
     m = mean.to(squares.dtype)
     return deviations.square().sum(dtype=squares.dtype) + 2 * m * squares - m * m * D - fourths
-
-
-def check_weights(mean_weight: object = 1.0, second_moment_weight: object = 1.0) -> None:
-    """Raises ValueError or TypeError unless both are numbers of at least 0, and one is not 0."""
-    weights = {"mean_weight": mean_weight, "second_moment_weight": second_moment_weight}
-    for name, weight in weights.items():
-        check_number(name, weight)
-        assert isinstance(weight, (int, float))
-        if weight < 0:
-            raise ValueError(f"{name}: want a number of at least 0, got {weight}")
-    if not any(weights.values()):
-        raise ValueError("mean_weight: want a number above 0 where second_moment_weight is 0, got 0")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fastqt.arguments import OwnRows, Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.distributed.public import public_loss
-from fastqt.losses.labelled import Scoring, loss_from_labels
+from fastqt.loss import Arguments, loss
+from fastqt.losses.labelled import CandidateLabels, Labels, fit_candidates, loss_from_labels
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 
 
-@public_loss
+@loss(check=fit_candidates, sums_prefixes=False)
 def supcon_loss(
-    embeddings: Tensor,
-    labels: Tensor,
+    given: Arguments,
+    embeddings: Rows,
+    labels: Labels,
     *,
-    candidates: Tensor | None = None,
-    candidate_labels: Tensor | None = None,
-    scale: float | Tensor = 10.0,
+    candidates: OwnRows | None = None,
+    candidate_labels: CandidateLabels | None = None,
+    scale: Scale = 10.0,
     normalize: bool = True,
     matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
@@ -69,7 +71,4 @@ def supcon_loss(
 
     Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
     """
-    scoring = Scoring(scale, normalize, memory, backend, matryoshka)
-    return loss_from_labels(
-        "supcon", embeddings, labels, candidates, candidate_labels, scoring, reduction, group
-    )
+    return loss_from_labels("supcon", given)

@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastqt import functional, losses
-from fastqt.losses.mixcse import check_released_alone
-from fastqt.losses.ranking_options import check_partition
-from fastqt.losses.spread_out import check_weights
 from fastqt.nn.losses.base import BiasedLoss, Loss, ScaledLoss
 
 
@@ -205,13 +202,6 @@ class MixCSELoss(ScaledLoss):
 
     function = staticmethod(losses.mixcse_loss)
 
-    @classmethod
-    def check_values(cls, options: Mapping[str, Any]) -> None:
-        super().check_values(options)
-        of_released = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 0.0}
-        if options.get("form", "slides") == "slides":
-            check_released_alone(**{name: options.get(name, value) for name, value in of_released.items()})
-
 
 class CLIPLoss(ScaledLoss):
     """`fastqt.clip_loss` with its options fixed; by default the scale is learnt.
@@ -296,11 +286,6 @@ class MultipleNegativesRankingLoss(ScaledLoss):
     """
 
     function = staticmethod(losses.multiple_negatives_ranking_loss)
-
-    @classmethod
-    def check_values(cls, options: Mapping[str, Any]) -> None:
-        super().check_values(options)
-        check_partition(options.get("directions", ()), options.get("partition_mode", "joint"))
 
 
 class SupConLoss(ScaledLoss):
@@ -415,11 +400,6 @@ class SpreadOutLoss(Loss):
     """
 
     function = staticmethod(losses.spread_out_loss)
-
-    @classmethod
-    def check_values(cls, options: Mapping[str, Any]) -> None:
-        super().check_values(options)
-        check_weights(options.get("mean_weight", 1.0), options.get("second_moment_weight", 1.0))
 
 
 class SimilarityDistillationLoss(Loss):

@@ -11,10 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, ClassVar, TypeVar
 
@@ -22,44 +20,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fastqt.checks import check_flag, check_number, check_option, check_scale, check_size, shown
+from fastqt.checks import check_flag, check_number, check_scale, shown
 from fastqt.distributed.group import as_group
-from fastqt.guide import Guide
-from fastqt.losses.dcl import check_sigma
-from fastqt.losses.distillation import check_teacher_scale
-from fastqt.losses.hcl import check_beta, check_tau_plus
-from fastqt.losses.ranking_options import check_directions, check_hardness_strength
-from fastqt.losses.smoothing import check_label_smoothing
-from fastqt.matryoshka import check_matryoshka
-from fastqt.negatives import Mixed
-from fastqt.problem import check_memory
+from fastqt.exclusions import as_exclusions
+from fastqt.loss import DECLARED, Declaration
 from fastqt.signatures import check_names, plain_numbers
-from fastqt.targets import Window
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
-
-# An argument that may have one of these types belongs to a batch, unless the module holds it as a number.
-TYPES_OF_A_BATCH = {Tensor, Guide, torch.Generator}
-
-# The checks of types, and of the options whose type does not say all. The functions check most of it again in
-# each call, with the same words.
-TYPE_CHECKS: dict[object, Callable[[str, Any], None]] = {bool: check_flag, float: check_number}
-CHECKS: dict[str, Callable[[Any], object]] = {
-    "beta": check_beta,
-    "context_size": Window,
-    "directions": check_directions,
-    "group": as_group,
-    "hardness_strength": check_hardness_strength,
-    "label_smoothing": check_label_smoothing,
-    "matryoshka": check_matryoshka,
-    "memory": check_memory,
-    "mix": Mixed,
-    "samples": partial(check_size, "samples"),
-    "scale": check_scale,
-    "sigma": check_sigma,
-    "tau_plus": check_tau_plus,
-    "teacher_scale": check_teacher_scale,
-}
 
 
 def _kinds(function: Callable[..., Any]) -> set[object]:
@@ -104,7 +71,6 @@ class Loss(NamedOptions):
     # The values that options have by default, where it is not the function that says it.
     defaults: ClassVar[Mapping[str, Any]] = {}
     _function_defaults: ClassVar[dict[str, Any]] = {}
-    _value_checks: ClassVar[dict[str, Callable[[Any], object]]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -119,16 +85,15 @@ class Loss(NamedOptions):
         added = [keyword_only(constructor) for constructor in constructors]
         if "batch_arguments" not in vars(cls):
             held = {option.name for group in added for option in group}
-            hints = _types(cls.function)
+            of_batch = declaration_of(cls).of_batch
             cls.batch_arguments = tuple(
                 option.name
                 for option in keyword_only(cls.function)
-                if option.name not in held and not TYPES_OF_A_BATCH.isdisjoint(hints.get(option.name, ()))
+                if option.name not in held and option.name in of_batch
             )
 
         options = cls._function_options()
         cls._function_defaults = {option.name: option.default for option in options}
-        cls._value_checks = _checks_of(cls.function)
         if Parameter.VAR_KEYWORD not in _kinds(constructors[-1]):
             return  # It takes options of its own, and decides on the function's.
         for group in added:
@@ -155,19 +120,21 @@ class Loss(NamedOptions):
     @classmethod
     def check_values(cls, options: Mapping[str, Any]) -> None:
         """Checks the values of options, as far as that is possible without a batch."""
-        for name, value in options.items():
-            if name in cls._value_checks:
-                cls._value_checks[name](value)
+        declaration_of(cls).check_values(options)
 
     def forward(self, *data: Any, **batch_arguments: Any) -> Tensor:
         """The loss of a batch: what the function returns for its positional arguments and those of the batch.
 
         TypeError for an option, which has to be given when the module is made.
         """
-        fixed = sorted(name for name in batch_arguments if name in self.option_names)
+        fixed = sorted(name for name in batch_arguments if name in self.option_names - {"exclude"})
         if fixed:
             raise TypeError(f"{', '.join(fixed)}: want it when {type(self).__name__} is made, not in a call")
-        return type(self).function(*data, **batch_arguments, **self.function_options())
+        options = self.function_options()
+        if "exclude" in batch_arguments and "exclude" in options:
+            filters = (as_exclusions("exclude", x["exclude"]).filters for x in (options, batch_arguments))
+            batch_arguments["exclude"] = [x for each in filters for x in each]
+        return type(self).function(*data, **{**options, **batch_arguments})
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -302,33 +269,9 @@ class BiasedLoss(ScaledLoss):
         return {"bias": bias, **super().function_options()}
 
 
-def _checks_of(function: Callable[..., Any]) -> dict[str, Callable[[Any], object]]:
-    """By name, what checks the value of an argument, as far as its type or the name tells."""
-    checks: dict[str, Callable[[Any], object]] = {}
-    hints = _types(function)
-    for name in inspect.signature(function).parameters:
-        kinds = [kind for kind in hints.get(name, ()) if kind is not type(None)]
-        kind = kinds[0] if len(kinds) == 1 else None
-
-        if name in CHECKS:
-            check: Callable[[Any], object] = CHECKS[name]
-        elif typing.get_origin(kind) is typing.Literal:
-            check = partial(_check_choice, name, typing.get_args(kind))
-        elif kind in TYPE_CHECKS:
-            check = partial(TYPE_CHECKS[kind], name)
-        else:
-            continue
-        checks[name] = partial(_unless_none, check) if len(kinds) < len(hints.get(name, ())) else check
-    return checks
-
-
-def _check_choice(name: str, choices: tuple[str, ...], value: Any) -> None:
-    check_option(name, value, choices)
-
-
-def _unless_none(check: Callable[[Any], object], value: Any) -> None:
-    if value is not None:
-        check(value)
+def declaration_of(module: type[Loss]) -> Declaration:
+    """What the function of a module declares of its arguments."""
+    return DECLARED[module.function]
 
 
 def keyword_only(function: Callable[..., Any]) -> list[Parameter]:
@@ -373,21 +316,6 @@ def _with_added(options: list[Parameter], added: list[Parameter]) -> list[Parame
     return [*options[:place], *first, *(p for p in options[place + 1 :] if p.name not in rest)]
 
 
-@functools.cache
-def _types(function: Callable[..., Any]) -> dict[str, tuple[object, ...]]:
-    """The types that each argument of a function may have."""
-    try:
-        # Python cannot add None to the alias of all groups, which is a text.
-        hints = typing.get_type_hints(function, localns={"GroupLike": Any})
-    except (NameError, TypeError):  # It names types that its module imports for type checkers alone.
-        return {}
-    unions = (typing.Union, types.UnionType)
-    return {
-        name: typing.get_args(hint) if typing.get_origin(hint) in unions else (hint,)
-        for name, hint in hints.items()
-    }
-
-
 def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
     """Checks the keyword arguments that a loss function is to be called with, before there is a batch.
 
@@ -396,15 +324,8 @@ def check_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -
     if Parameter.VAR_KEYWORD not in _kinds(function):
         parameters = inspect.signature(function).parameters
         check_names(options, parameters, getattr(function, "__name__", str(function)))
-    for module in _subclasses(Loss):
-        if "function" in vars(module) and module.function is function:
-            module.check_values(options)
-
-
-def _subclasses(base: type[Loss]) -> Iterator[type[Loss]]:
-    for made in base.__subclasses__():
-        yield made
-        yield from _subclasses(made)
+    if function in DECLARED:
+        DECLARED[function].check_values(options)
 
 
 def _is_default(value: object, default: object) -> bool:

@@ -1,7 +1,8 @@
-"""A loss from whose rows a guide takes cells, computed some rows at a time.
+"""A loss from whose rows cells leave that no engine finds itself, computed some rows at a time.
 
-The mask of a few rows is made from the guide's scores of them, and an engine computes these rows as it does
-those of any problem with a mask. Neither scores nor mask of all rows are ever in memory.
+These are cells that a guide finds similar, and those that several ids or ids of negatives exclude. The mask
+of a few rows is made, and an engine computes these rows as it does those of any problem with a mask. Neither
+a guide's scores nor the mask of all rows are ever in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation, reference
 from fastqt.engines.guide_rows import GuideRows
+from fastqt.exclusions import IdCells
 from fastqt.guide import Guide
 from fastqt.problem import (
     LEAST_MEMORY,
@@ -42,34 +44,51 @@ MIN_COLUMNS = 64
 CELL_BYTES = 16  # of a tile of the guide's scores: float64, float32, and what is compared
 
 
+class IdFilter(NamedTuple):
+    """Which cells leave: those of equal ids, or of others; and whether negatives have ids."""
+
+    equal: bool
+    has_negatives: bool
+
+
 @dataclass(kw_only=True)
-class GuidedProblem(Problem):
-    """A `Problem` with a guide's embeddings; engines are given problems without one, of some of the rows."""
+class FilteredProblem(Problem):
+    """A `Problem` with filters; engines are given problems without, of some of the rows, with a mask."""
 
-    guide_queries: Tensor  # (N, E)
-    guide_candidates: Tensor  # (M, E)
+    guide_queries: Tensor | None  # (N, E)
+    guide_candidates: Tensor | None  # (M, E)
     guide_negatives: Tensor | None  # (K, E)
-    guide_thresholds: Tensor  # (N,) float32
+    guide_thresholds: Tensor | None  # (N,) float32
     guide_normalize: bool
+    query_ids: Tensor | None  # (F, N) int64, of each of F filters
+    candidate_ids: Tensor | None  # (F, M)
+    negative_ids: Tensor | None  # (F, K)
+    id_filters: tuple[IdFilter, ...]
 
-    def unguided(self) -> Problem:
-        """The same without the guide."""
+    def unfiltered(self) -> Problem:
+        """The same without the filters."""
         return Problem(**{field.name: getattr(self, field.name) for field in fields(Problem)})
 
 
-def guided_problem(p: Problem, guide: Guide) -> GuidedProblem:
-    """A checked problem with a checked guide."""
-    return GuidedProblem(
+def filtered_problem(p: Problem, guide: Guide | None, ids: tuple[IdCells, ...]) -> FilteredProblem:
+    """A checked problem with checked filters."""
+    K = 0 if p.negatives is None else len(p.negatives)
+    negatives = [x.queries.new_zeros(K) if x.negatives is None else x.negatives for x in ids]
+    return FilteredProblem(
         **{field.name: getattr(p, field.name) for field in fields(Problem)},
-        guide_queries=guide.queries,
-        guide_candidates=guide.candidates,
-        guide_negatives=guide.negatives,
-        guide_thresholds=guide.row_thresholds(),
-        guide_normalize=guide.normalize,
+        guide_queries=None if guide is None else guide.queries,
+        guide_candidates=None if guide is None else guide.candidates,
+        guide_negatives=None if guide is None else guide.negatives,
+        guide_thresholds=None if guide is None else guide.row_thresholds(),
+        guide_normalize=guide is not None and guide.normalize,
+        query_ids=torch.stack([x.queries for x in ids]) if ids else None,
+        candidate_ids=torch.stack([x.candidates for x in ids]) if ids else None,
+        negative_ids=torch.stack(negatives) if ids and K else None,
+        id_filters=tuple(IdFilter(x.equal, x.negatives is not None) for x in ids),
     )
 
 
-def reference_loss(p: GuidedProblem, reduction: str) -> Tensor:
+def reference_loss(p: FilteredProblem, reduction: str) -> Tensor:
     """The reduced loss in plain PyTorch, with the whole mask."""
     finite_scale(p.scale)
     check_scale_of_thresholds(p)
@@ -78,8 +97,8 @@ def reference_loss(p: GuidedProblem, reduction: str) -> Tensor:
     return reduce(torch.cat(rows), reduction)
 
 
-class Guided:
-    """What computes a `GuidedProblem`; see `fastqt.engines` for the functions.
+class Filtered:
+    """What computes a `FilteredProblem`; see `fastqt.engines` for the functions.
 
     Args:
         engine: what computes the chunks, each of them a `Problem` whose candidates are also the negatives.
@@ -88,11 +107,11 @@ class Guided:
     def __init__(self, engine: Computation) -> None:
         self.engine = engine
 
-    def gradients_in_forward(self, p: GuidedProblem) -> bool:
+    def gradients_in_forward(self, p: FilteredProblem) -> bool:
         """Whether a scalar loss takes its gradients in the forward pass."""
         return self.engine.gradients_in_forward(p)
 
-    def forward(self, p: GuidedProblem) -> Rows:
+    def forward(self, p: FilteredProblem) -> Rows:
         """The loss of each row."""
         with _NamingRows(p):
             found = [self.engine.forward(chunk) for _, chunk in _chunks(p, _height(p))]
@@ -100,7 +119,7 @@ class Guided:
         return Rows(torch.cat([rows.loss for rows in found]), tuple(torch.cat(parts) for parts in saved))
 
     def forward_with_gradients(
-        self, p: GuidedProblem, row_weight: float, needs: Needs
+        self, p: FilteredProblem, row_weight: float, needs: Needs
     ) -> tuple[Tensor, Gradients]:
         """row_weight * sum_i loss_i, and its gradients."""
         total, sums = p.queries.new_zeros((), dtype=accumulation_dtype(p.queries.device)), _Sums(p, needs)
@@ -112,7 +131,7 @@ class Guided:
         return total.to(loss_dtype(p.queries)), sums.gradients()
 
     def backward(
-        self, p: GuidedProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
+        self, p: FilteredProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs
     ) -> Gradients:
         """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
         sums = _Sums(p, needs)
@@ -130,7 +149,7 @@ class _NamingRows:
     A wrong scale comes first, as it does in problems without a guide.
     """
 
-    def __init__(self, p: GuidedProblem) -> None:
+    def __init__(self, p: FilteredProblem) -> None:
         self.p = p
 
     def __enter__(self) -> None:
@@ -149,7 +168,7 @@ class _Sums:
     others are added to it, in float32 at least.
     """
 
-    def __init__(self, p: GuidedProblem, needs: Needs) -> None:
+    def __init__(self, p: FilteredProblem, needs: Needs) -> None:
         self.p, self.wanted = p, needs
         self.needs = needs._replace(candidates=needs.candidates or needs.negatives, negatives=False)
         self.sums: Gradients = Inputs()
@@ -200,7 +219,7 @@ def _added(whole: Tensor | None, part: Tensor | None, shift: int) -> Tensor | No
     return whole
 
 
-def _chunks(p: GuidedProblem, height: int) -> Iterator[tuple[int, Problem]]:
+def _chunks(p: FilteredProblem, height: int) -> Iterator[tuple[int, Problem]]:
     """The first row of each chunk, and the problem of its rows, which has at most `height`.
 
     Where the diagonal is zero, a chunk's own candidates are moved before all others, so that its cells (i, i)
@@ -228,14 +247,14 @@ class _Columns(NamedTuple):
     bias: Tensor | None  # (M + K,)
 
 
-def _columns(p: GuidedProblem) -> _Columns:
+def _columns(p: FilteredProblem) -> _Columns:
     if p.negatives is None:
         return _Columns(p.candidates, p.bias)
     bias = None if p.bias is None else F.pad(p.bias, (0, len(p.negatives)))
     return _Columns(torch.cat([p.candidates, p.negatives]), bias)
 
 
-def _chunk(p: GuidedProblem, columns: _Columns, rows: slice, entries: slice, cells: Tensor) -> Problem:
+def _chunk(p: FilteredProblem, columns: _Columns, rows: slice, entries: slice, cells: Tensor) -> Problem:
     """The problem of some rows; its mask is written into `cells`."""
     M = len(p.candidates)
     width = len(columns.candidates)
@@ -247,7 +266,7 @@ def _chunk(p: GuidedProblem, columns: _Columns, rows: slice, entries: slice, cel
         candidates, mask = candidates.roll(-shift, 0), mask.roll(-shift, 1)
         bias = None if bias is None else bias.roll(-shift)
         targets = _rolled(targets, shift, width)
-    chunk = p.unguided()
+    chunk = p.unfiltered()
     for name in Problem.by_query:
         x = getattr(p, name)
         setattr(chunk, name, None if x is None else x[rows])
@@ -262,30 +281,53 @@ def _chunk(p: GuidedProblem, columns: _Columns, rows: slice, entries: slice, cel
     return chunk
 
 
-def _mask(p: GuidedProblem, rows: slice, targets: TargetRows, cells: Tensor, width: int) -> Tensor:
-    """Which cells of some rows leave the loss, by the guide, by groups, by a mask or as the diagonal."""
+def _mask(p: FilteredProblem, rows: slice, targets: TargetRows, cells: Tensor, width: int) -> Tensor:
+    """Which cells of some rows leave the loss, by the filters, by groups, by a mask or as the diagonal."""
     M, height = len(p.candidates), rows.stop - rows.start
     mask = cells[: height * width].view(height, width)
 
-    guide = GuideRows(p.guide_queries[rows], p.guide_thresholds[rows], normalize=p.guide_normalize)
-    room = _share(p) // 2
-    step = max(MIN_COLUMNS, room // (CELL_BYTES * height + 16 * p.guide_queries.shape[1]))
-    blocks = [(0, p.guide_candidates)]
-    if p.guide_negatives is not None:
-        blocks.append((M, p.guide_negatives))
-    for first, block in blocks:
-        for part in block.split(step):
-            guide.write_above(mask[:, first : first + len(part)], part)
-            first += len(part)
-
+    if p.guide_queries is None:
+        mask.zero_()
+    else:
+        _write_above(mask, p, rows)
     if p.query_groups is not None and p.candidate_groups is not None:
         mask[:, :M] |= p.query_groups[rows, None] == p.candidate_groups
+    _exclude_ids(mask, p, rows)
     _keep_targets(mask, targets, cells)
     if p.mask is not None:
         mask[:, :M] |= p.mask[rows]
     if p.diagonal == "exclude" and rows.start < M:
         mask[:, rows.start : M].fill_diagonal_(True)
     return mask
+
+
+def _write_above(mask: Tensor, p: FilteredProblem, rows: slice) -> None:
+    """Writes which cells of some rows the guide finds similar."""
+    assert p.guide_queries is not None
+    assert p.guide_candidates is not None
+    assert p.guide_thresholds is not None
+    guide = GuideRows(p.guide_queries[rows], p.guide_thresholds[rows], normalize=p.guide_normalize)
+    room, height = _share(p) // 2, rows.stop - rows.start
+    step = max(MIN_COLUMNS, room // (CELL_BYTES * height + 16 * p.guide_queries.shape[1]))
+    first = 0
+    for block in (p.guide_candidates, p.guide_negatives):
+        for part in () if block is None else block.split(step):
+            guide.write_above(mask[:, first : first + len(part)], part)
+            first += len(part)
+
+
+def _exclude_ids(mask: Tensor, p: FilteredProblem, rows: slice) -> None:
+    """Excludes the cells of some rows that ids take out."""
+    M = len(p.candidates)
+    for k, filter_ in enumerate(p.id_filters):
+        assert p.query_ids is not None
+        assert p.candidate_ids is not None
+        compare = torch.eq if filter_.equal else torch.ne
+        own = p.query_ids[k, rows, None]
+        mask[:, :M] |= compare(own, p.candidate_ids[k])
+        if filter_.has_negatives:
+            assert p.negative_ids is not None
+            mask[:, M:] |= compare(own, p.negative_ids[k])
 
 
 def _keep_targets(mask: Tensor, targets: TargetRows, cells: Tensor) -> None:
@@ -338,12 +380,12 @@ def _entry_edges(t: TargetRows, rows: list[int]) -> list[int]:
     return found
 
 
-def _share(p: GuidedProblem) -> int:
+def _share(p: FilteredProblem) -> int:
     """The bytes that the guide may take: for the mask of a chunk and for scores, each a half."""
     return room_of(p.memory, *ROOM["cpu" if p.queries.is_cpu else "cuda"]) // 4
 
 
-def _height(p: GuidedProblem) -> int:
+def _height(p: FilteredProblem) -> int:
     """How many rows a chunk has at most."""
     width = len(p.candidates) + (0 if p.negatives is None else len(p.negatives))
     return max(MIN_ROWS, _share(p) // 2 // width)

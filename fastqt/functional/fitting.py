@@ -1,0 +1,115 @@
+"""The arguments of the general losses that no other loss has, and what has to fit together of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from fastqt.arguments import Argument, Known, is_given
+from fastqt.checks import FLOATING, check_bias, check_tensor
+from fastqt.distributed.group import GroupLike, as_group
+from fastqt.exclusions import Above, Exclusions, Margin
+from fastqt.negatives import Mixed
+from fastqt.options import DiagonalMode, Similarity
+from fastqt.targets import Targets, TargetsLike, given_or_window
+from fastqt.torch_modes import is_traced
+
+
+def _as_they_are(name: str, value: Any, known: Known) -> Any:
+    return value  # `targets_of` checks targets together with the options of the default window.
+
+
+def _check_bias(name: str, bias: Any, known: Known) -> Any:
+    if known.device is not None:
+        check_bias(bias, known.sizes["candidates"], known.device, known.dtype)
+    return bias
+
+
+def _check_row_scores(name: str, row_scores: Any, known: Known) -> Any:
+    check_tensor(name, row_scores)
+    shape, n = tuple(row_scores.shape), known.sizes["rows"]
+    if len(shape) not in (1, 2) or shape[0] != n or 0 in shape[1:]:
+        raise ValueError(f"{name}: want shape ({n},) or ({n}, K), K >= 1, got {shape}")
+    if row_scores.dtype not in FLOATING:
+        raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {row_scores.dtype}")
+    if row_scores.device != known.device:
+        raise ValueError(f"{name}: want device {known.device} as queries, got {row_scores.device}")
+    return row_scores
+
+
+def _matrices(name: str, value: Any) -> dict[str, Tensor]:
+    """Row negatives as embeddings, which mixtures of candidates are not yet."""
+    return {} if isinstance(value, Mixed) else {name: value}
+
+
+def _kind(targets: Any) -> Any:
+    return targets.kind()
+
+
+def _is_per_candidate(bias: Any) -> bool:
+    return isinstance(bias, Tensor) and bias.dim() == 1
+
+
+GivenTargets = Annotated[TargetsLike | None, Argument(_as_they_are, _kind, of_each_call=True)]
+Bias = Annotated[
+    float | Tensor, Argument(_check_bias, _is_per_candidate, is_leaf=True, is_local=True, of_each_call=True)
+]
+RowNegatives = Annotated[Tensor | Mixed | None, Argument(rows="rows", matrices=_matrices)]
+RowScores = Annotated[Tensor | None, Argument(_check_row_scores, is_given, is_leaf=True, is_local=True)]
+
+
+def targets_of(
+    targets: TargetsLike | None,
+    context_size: int | None,
+    document_ids: Tensor | None,
+    queries: Tensor,
+    group: GroupLike | None,
+    *,
+    normalize: bool = True,
+) -> Targets:
+    """The targets that a user has given or the default window, checked as far as a rank can do that alone."""
+    found = given_or_window(targets, context_size, document_ids, normalize=normalize)
+    if group is not None:
+        found.check_queries(queries.shape[0])
+    return found
+
+
+def check_similarity_fits(
+    similarity: Similarity,
+    diagonal: DiagonalMode,
+    negatives: Tensor | None,
+    row_negatives: Tensor | Mixed | None,
+    exclude: Exclusions | None,
+) -> None:
+    """Raises ValueError for what distances cannot have."""
+    if similarity == "dot":
+        return
+    if diagonal == "zero":
+        raise ValueError(
+            "diagonal: want 'keep' or 'exclude' with similarity='euclidean', whose scores are at most 0, "
+            "got 'zero'"
+        )
+    if isinstance(row_negatives, Mixed):
+        raise ValueError("row_negatives: want a tensor or None with similarity='euclidean', got Mixed")
+    for x in () if exclude is None else exclude.filters:
+        if isinstance(x, Margin | Above):
+            raise ValueError(f"exclude: want no {type(x).__name__} with similarity='euclidean'")
+        if negatives is not None and exclude is not None and exclude.is_of_negatives(x):
+            raise ValueError(
+                f"exclude: want no {type(x).__name__} of negatives with similarity='euclidean'; "
+                "join them to candidates"
+            )
+
+
+def check_exclusions_fit(exclude: Exclusions | None, queries: Tensor, group: GroupLike | None) -> None:
+    """Raises ValueError where what leaves is found some rows at a time, and that cannot be done."""
+    if exclude is None or not exclude.needs_masks:
+        return
+    if group is not None and as_group(group).exchange == "ring":
+        raise ValueError(f"exchange: want 'auto' or 'gather' with exclude={exclude.names}, got 'ring'")
+    if is_traced(queries) and not torch.compiler.is_compiling():
+        raise ValueError(
+            f"exclude: want plain tensors with {exclude.names}, and no tracer's, which have no operator"
+        )
