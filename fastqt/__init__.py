@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fastqt.cached import cached_backward
     from fastqt.compiling import warm_up
     from fastqt.engines import show_config
+    from fastqt.exclusions import Above, Margin, Same, Within
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.guide import Guide
     from fastqt.losses import (
@@ -49,13 +50,17 @@ if TYPE_CHECKING:
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __all__ = [
+    "Above",
     "Diagonal",
     "Guide",
+    "Margin",
     "Matryoshka",
     "Mixed",
     "Noise",
+    "Same",
     "Sparse",
     "Window",
+    "Within",
     "__version__",
     "angle_loss",
     "arcface_loss",
@@ -112,6 +117,7 @@ _HOMES = (
     "losses",
     "targets",
     "negatives",
+    "exclusions",
     "guide",
     "matryoshka",
     "engines",

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fastqt import options
 from fastqt.checks import (
     FLOATING,
     check_flag,
@@ -38,7 +39,7 @@ from fastqt.ids import as_ids
 from fastqt.matryoshka import MatryoshkaLike, prefixes_of
 from fastqt.options import Backend, Memory
 from fastqt.problem import check_memory
-from fastqt.targets import Window
+from fastqt.targets import TargetsLike, Window
 
 
 class Known(NamedTuple):
@@ -254,6 +255,10 @@ OF_TYPES: dict[Any, Argument] = {
     Tensor: Argument(_named(check_tensor), is_given),
 }
 UNIONS = (typing.Union, types.UnionType)
+# The names that signatures show in place of what they stand for.
+NAMED = {
+    name: type_ for name, type_ in vars(options).items() if typing.get_origin(type_) in (Literal, *UNIONS)
+} | {"MatryoshkaLike": MatryoshkaLike, "ExcludeLike": ExcludeLike, "TargetsLike": TargetsLike}
 
 
 def argument_of(hint: Any) -> Argument:
@@ -287,10 +292,15 @@ def shown_type(hint: Any) -> str:
     """A type without what is declared beside it, as a signature shows it."""
     if typing.get_origin(hint) is Annotated:
         return shown_type(typing.get_args(hint)[0])
+    for name, type_ in NAMED.items():
+        if kinds_of(hint) == kinds_of(type_):
+            return f"{name} | None" if may_be_none(hint) else name
     if typing.get_origin(hint) in UNIONS:
         return " | ".join(map(shown_type, typing.get_args(hint)))
     if hint is type(None):
         return "None"
     if isinstance(hint, type) and typing.get_origin(hint) is None:
         return hint.__name__
-    return str(hint).replace("typing.", "").replace("collections.abc.", "").replace("torch.Tensor", "Tensor")
+    if typing.get_args(hint):
+        return f"{typing.get_origin(hint).__name__}[{', '.join(map(shown_type, typing.get_args(hint)))}]"
+    return str(hint)

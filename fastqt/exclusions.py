@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -244,7 +244,7 @@ def as_exclusions(name: str, value: object, kinds: tuple[type[Any], ...] = EVERY
     if isinstance(value, Exclusions):
         return value
     several = isinstance(value, Sequence) and not isinstance(value, str)
-    filters: tuple[Any, ...] = tuple(value) if several else (value,)
+    filters: tuple[Any, ...] = tuple(cast(Sequence[Any], value)) if several else (value,)
     for x in filters:
         if not isinstance(x, EVERY_KIND):
             raise TypeError(f"{name}: want {_listed(kinds)}, or a sequence of them, got {shown(x)}")

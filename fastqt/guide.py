@@ -122,8 +122,13 @@ class Guide:
 
     def turned(self) -> Guide:
         """The guide of the candidates as queries, and of the queries as candidates."""
-        options = {"margin": self.margin, "margin_strategy": self.margin_strategy}
-        return Guide(self.candidates, self.queries, normalize=self.normalize, **options)
+        return Guide(
+            self.candidates,
+            self.queries,
+            margin=self.margin,
+            margin_strategy=self.margin_strategy,
+            normalize=self.normalize,
+        )
 
     def row_thresholds(self, positives: Tensor | None = None) -> Tensor:
         """The threshold of each query, (N,) float32.

@@ -88,7 +88,7 @@ def loss_from_labels(link: str, given: Arguments) -> Tensor:
     values, batch = given.values, given.batch
     embeddings, reduction = values["embeddings"], values["reduction"]
     scoring = Scoring(
-        *(values[name] for name in ("scale", "normalize", "memory", "backend")), values.get("matryoshka")
+        values["scale"], values["normalize"], values["memory"], values["backend"], values.get("matryoshka")
     )
     rows = _among_all(batch, embeddings, values["labels"], values["candidates"], values["candidate_labels"])
     terms = 0

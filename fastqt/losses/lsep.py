@@ -27,7 +27,7 @@ def _as_matrix(name: str, scores: Any) -> dict[str, Tensor]:
     return {name: scores[:, None]}
 
 
-def _as_ranks(name: str, labels: Any, known: Known) -> Tensor:
+def _as_ranks(name: str, labels: Tensor, known: Known) -> Tensor:
     """Labels in a dtype that can be sorted."""
     check_tensor(name, labels)
     wanted, shape = known.sizes["rows"], tuple(labels.shape)

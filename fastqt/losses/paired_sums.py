@@ -101,8 +101,16 @@ def sums_of(
     """`log_sum_exp`, (n,), also of a rank that has no rows."""
     if not len(rows):
         return collectives.nothing((rows, columns, negatives, scoring.scale), "none")
-    how = {"diagonal": diagonal, "memory": scoring.memory, "backend": scoring.backend}
-    return log_sum_exp(rows, columns, scale=scoring.scale, negatives=negatives, exclude=exclude, **how)
+    return log_sum_exp(
+        rows,
+        columns,
+        diagonal=diagonal,
+        scale=scoring.scale,
+        negatives=negatives,
+        exclude=exclude,
+        memory=scoring.memory,
+        backend=scoring.backend,
+    )
 
 
 def shares_scores(rows: Tensor, total: int, scoring: PairScoring) -> bool:

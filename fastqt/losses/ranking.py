@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 import torch
@@ -313,6 +313,7 @@ def _as_one_loss(
         return None
 
     negatives = torch.cat(list(hard_negatives)) if hard_negatives else None
+    rows: Mapping[str, str | tuple[str, int]]
     rows = {"rows": "rows", "candidates": "rows", "negatives": ("rows", len(hard_negatives))}
     exclude = with_hard_negatives(exclude, len(queries), negatives, repeated="all")
     if directions == ("query_to_doc",):

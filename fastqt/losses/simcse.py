@@ -101,7 +101,7 @@ def simcse_loss(
         queries=z1,
         candidates=z2,
         negatives=negatives,
-        exclude=with_hard_negatives(exclude, len(z1), negatives, repeated="each"),
+        exclude=with_hard_negatives(given.values["exclude"], len(z1), negatives, repeated="each"),
     )
 
 
@@ -110,17 +110,17 @@ def _weighted(given: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     batch, scoring, exclude = given.batch, scoring_of(given), given.values["exclude"]
     thirds = z3.unbind(1) if z3.dim() == 3 else (z3,)
     z1, *others = (unit_rows(z) for z in (z1, z2, *thirds))
-    second, *thirds = (batch.gather_own_first(z, dtype=input_dtype(z1)) for z in others)
+    second, *hard = (batch.gather_own_first(z, dtype=input_dtype(z1)) for z in others)
     views = others[0]
     above = row_thresholds(z1, views, None if exclude is None else exclude.of(Margin))
     filters = PairFilters(exclude, batch, above)
 
     def losses(part: str) -> Tensor:
         cells = [others_than_own(z1, second, scoring, filters.between("query", "document"))]
-        for third in thirds:
+        for third in hard:
             cells.append(others_than_own(z1, third, scoring, filters.of_hard_negatives("query")))
             own = filtered_scores(z1, third[: len(z1)], scoring.scale, above)
             cells.append(own + given.values["hard_negative_weight"])
         return reduce(joined_loss(scores(z1, views, scoring.scale), cells), part)
 
-    return batch.loss(given.values["reduction"], (z1, second, *thirds, scoring.scale), losses)
+    return batch.loss(given.values["reduction"], (z1, second, *hard, scoring.scale), losses)

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from fastqt import matryoshka, nn, options
+from fastqt import exclusions, matryoshka, nn, options
 from fastqt.distributed import group
 from fastqt.nn import losses
 from fastqt.nn.losses import base
@@ -53,7 +53,7 @@ def _imports() -> str:
     """The lines that import the types of options, each from where it is defined."""
     lines = set()
     for module in MODULES:
-        places = [collections.abc, group, options, matryoshka, sys.modules[module.function.__module__]]
+        places = [collections.abc, group, options, exclusions, matryoshka, sys.modules[module.function.__module__]]
         for option in base.keyword_only(module.__init__):
             for name in re.findall(r"\b(?!None\b)[A-Z]\w+", option.annotation):
                 place = next(place.__name__ for place in places if name in vars(place))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastqt.checks import INTEGERS, check_flag, check_number, check_option, shown
 from fastqt.engines import ENGINES
+from fastqt.exclusions import Same
 from fastqt.functional import log_sum_exp
 from fastqt.integrations.metric_learning.listed import (
     distinct,
@@ -248,8 +249,7 @@ class NTXentLoss(_FromLabels, losses.NTXentLoss):
         others = log_sum_exp(
             x.embeddings,
             x.candidates,
-            query_groups=x.labels,
-            candidate_groups=x.candidate_labels,
+            exclude=Same(x.labels, x.candidate_labels),
             **self._options(),
         )
         rows, columns = (index.to(others.device) for index in positives.listed())

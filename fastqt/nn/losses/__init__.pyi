@@ -5,6 +5,7 @@ from typing import TypedDict
 from fastqt.nn.losses.base import BiasedLoss, Loss as Loss, ScaledLoss as ScaledLoss
 from collections.abc import Sequence
 from fastqt.distributed.group import GroupLike
+from fastqt.exclusions import ExcludeLike
 from fastqt.losses.gloss import PositionLoss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend
@@ -40,17 +41,16 @@ class BinaryWindowLoss(Loss):
 class CLIPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 14.285714285714285, learn_scale: bool = True,
         max_scale: float | None = 100.0, normalize: bool = True, label_smoothing: float = 0.0,
-        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        exclude: ExcludeLike | None = None, matryoshka: MatryoshkaLike | None = None,
+        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class ContrastiveLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "zero",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = False, matryoshka: MatryoshkaLike | None = None,
-        false_negative_margin: float | None = None,
-        false_negative_margin_strategy: MarginStrategy = "absolute", reduction: TargetReduction = "mean",
-        similarity: Similarity = "dot", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        normalize: bool = False, exclude: ExcludeLike | None = None, matryoshka: MatryoshkaLike | None = None,
+        reduction: TargetReduction = "mean", similarity: Similarity = "dot", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class CoSENTLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -70,8 +70,8 @@ class CURLLoss(Loss):
 
 class DCLLoss(ScaledLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
-        sigma: float | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        sigma: float | None = None, exclude: ExcludeLike | None = None, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class DistillationLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -94,15 +94,16 @@ class GlossPositionalLoss(Loss):
 
 class HCLLoss(ScaledLoss):
     def __init__(self, *, scale: float = 2.0, learn_scale: bool = False, max_scale: float | None = None,
-        beta: float = 1.0, tau_plus: float = 0.1, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        beta: float = 1.0, tau_plus: float = 0.1, exclude: ExcludeLike | None = None,
+        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, label_smoothing: float = 0.0, false_negative_margin: float | None = None,
-        false_negative_margin_strategy: MarginStrategy = "absolute", similarity: Similarity = "dot",
-        matryoshka: MatryoshkaLike | None = None, reduction: TargetReduction = "mean",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        normalize: bool = True, label_smoothing: float = 0.0, exclude: ExcludeLike | None = None,
+        similarity: Similarity = "dot", matryoshka: MatryoshkaLike | None = None,
+        reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class LSEPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -115,23 +116,23 @@ class MaxMarginLoss(Loss):
 
 class MaxSimLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
+        normalize: bool = True, exclude: ExcludeLike | None = None, reduction: Reduction = "mean",
+        group: GroupLike | None = None) -> None: ...
 
 class MixCSELoss(ScaledLoss):
     def __init__(self, *, mix: float = 0.2, scale: float = 20.0, learn_scale: bool = False,
         max_scale: float | None = None, form: MixForm = "slides", partner: MixPartner = "next",
         blocks: MixBlocks = "both", masked_cell: MaskedCell = "zero", hard_negative_weight: float = 0.0,
-        stop_gradient: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        stop_gradient: bool = True, exclude: ExcludeLike | None = None, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class MultipleNegativesRankingLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint", hardness_mode: HardnessMode | None = None,
-        hardness_strength: float = 0.0, matryoshka: MatryoshkaLike | None = None,
-        false_negative_margin: float | None = None,
-        false_negative_margin_strategy: MarginStrategy = "absolute", reduction: Reduction = "mean",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        hardness_strength: float = 0.0, exclude: ExcludeLike | None = None,
+        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class NegativeSamplingLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -145,21 +146,22 @@ class NTXentLoss(ScaledLoss):
 class SigLIPLoss(BiasedLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = True, max_scale: float | None = None,
         bias: float = -10.0, learn_bias: bool = True, normalize: bool = True,
-        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        exclude: ExcludeLike | None = None, matryoshka: MatryoshkaLike | None = None,
+        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class SigmoidLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "keep",
         scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = False, matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        normalize: bool = False, exclude: ExcludeLike | None = None, matryoshka: MatryoshkaLike | None = None,
+        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
+        group: GroupLike | None = None) -> None: ...
 
 class SimCSELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        hard_negative_weight: float = 0.0, matryoshka: MatryoshkaLike | None = None,
-        false_negative_margin: float | None = None,
-        false_negative_margin_strategy: MarginStrategy = "absolute", reduction: Reduction = "mean",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        hard_negative_weight: float = 0.0, exclude: ExcludeLike | None = None,
+        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class SimilarityDistillationLoss(Loss):
     def __init__(self, *, normalize: bool = True, group: GroupLike | None = None) -> None: ...
@@ -178,9 +180,8 @@ class SimCSEOptions(TypedDict, total=False):
     learn_scale: bool
     max_scale: float | None
     hard_negative_weight: float
+    exclude: ExcludeLike | None
     matryoshka: MatryoshkaLike | None
-    false_negative_margin: float | None
-    false_negative_margin_strategy: MarginStrategy
     reduction: Reduction
     memory: Memory
     backend: Backend | None
@@ -197,6 +198,7 @@ class MixCSEOptions(TypedDict, total=False):
     masked_cell: MaskedCell
     hard_negative_weight: float
     stop_gradient: bool
+    exclude: ExcludeLike | None
     reduction: Reduction
     memory: Memory
     backend: Backend | None

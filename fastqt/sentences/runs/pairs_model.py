@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastqt.errors import InputError
+from fastqt.exclusions import Margin
 from fastqt.matryoshka import Matryoshka, prefixes_of
 from fastqt.nn import DistillationLoss, Encoder, GISTEmbedLoss, MultipleNegativesRankingLoss, SimCSE
 from fastqt.nn.losses import Loss
@@ -74,9 +75,10 @@ def _loss(config: TrainConfig) -> Loss:
         "hardness_mode": config.hardness_mode,
         "hardness_strength": config.hardness_strength,
         "matryoshka": _matryoshka(config),
-        "false_negative_margin": config.false_negative_margin,
     }
-    return MultipleNegativesRankingLoss(false_negative_margin_strategy=strategy, **of_ranking, **shared)
+    if config.false_negative_margin is not None:
+        of_ranking["exclude"] = Margin(config.false_negative_margin, strategy)
+    return MultipleNegativesRankingLoss(**of_ranking, **shared)
 
 
 def prompts_of(config: TrainConfig) -> Prompts:
