@@ -20,7 +20,7 @@ LOSSES = {"softmax": fastqt.contrastive_loss, "sigmoid": fastqt.sigmoid_loss}
 FLOATING = ("queries", "candidates", "negatives", "row_negatives", "row_scores", "bias")
 MOST = 1e3  # of the sizes of scales, embeddings and weights of targets, so that nothing overflows by itself
 # What a problem can have that the one-launch kernel does not take.
-NOT_OF_CUDA = ("negatives", "bias", "row_scores", "mask", "query_groups", "candidate_groups", "guide")
+NOT_OF_CUDA = ("negatives", "bias", "row_scores", "exclude")
 
 
 def tensors(arguments):

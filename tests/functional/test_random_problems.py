@@ -11,8 +11,8 @@ import torch
 from hypothesis import Phase, given, seed, settings
 
 import fastqt
-from fastqt.engines import cpu
-from fastqt.functional import guided, row_cells
+from fastqt.engines import cpu, filtered
+from fastqt.functional import row_cells
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
 from tests.shared.problems import ALL_DTYPES, DTYPES, Maker, Problem, problems
@@ -34,14 +34,14 @@ def test_most_problems_are_valid_and_every_make_occurs():
     makes = {make for problem in drawn if not problem.refusals for make in problem.makes}
     assert makes >= {
         *("autocast", "converged", "normalize", "bias", "mask", "groups", "negatives", "smoothed", "guide"),
-        *("several row negatives", "row scores", "euclidean", "prefixes", "margin"),
+        *("several row negatives", "row scores", "euclidean", "prefixes", "margin", "ids"),
         *(f"layout {name}" for name in ("sliced", "spread", "transposed", "one row expanded")),
         *(f"{link}, {dtype}" for link in ("softmax", "sigmoid") for dtype in ("float16", "float64")),
     }
 
 
 # What losses may have beside rows and targets, which few of the problems above have.
-MAKES = ("guide", "margin", "euclidean", "prefixes", "several row negatives", "row scores")
+MAKES = ("guide", "ids", "margin", "euclidean", "prefixes", "several row negatives", "row scores")
 
 
 @cache
@@ -58,7 +58,7 @@ def check_with(make: str, backend: str, *drawn: Any) -> int:
     """How many of such problems an engine takes, which are the oracle's, also in several chunks."""
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"ROOM": {"cpu": (0, 0)}, "MIN_ROWS": 4, "MIN_COLUMNS": 3}.items():
-            patched.setattr(guided, name, value)
+            patched.setattr(filtered, name, value)
         patched.setattr(row_cells, "CHUNK_BYTES", 200)
         patched.setattr(cpu, "CHUNK_BYTES", 2000)
         patched.setattr(cpu, "MIN_CHUNK_ROWS", 1)
@@ -73,7 +73,7 @@ def test_each_engine_meets_each_make(make, backend):
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", ["guide", "euclidean", "several row negatives", "row scores"])
+@pytest.mark.parametrize("make", ["guide", "ids", "euclidean", "several row negatives", "row scores"])
 def test_the_triton_engine_meets_each_make(make, count):
     assert check_with(make, "triton", tuple(DTYPES), count, ("margin", "prefixes")) > 0.6 * count
 

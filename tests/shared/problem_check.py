@@ -265,14 +265,7 @@ class Truth:
             self.comparable &= bool(self.score_error < 1)
 
     def _computed(self) -> oracle.Result:
-        arguments = self.arguments
-        excluded = {
-            name: arguments[name].numpy()
-            for name in ("query_groups", "candidate_groups", "mask")
-            if name in arguments
-        }
-        if self.problem.excluded is not None:
-            excluded["mask"] = self.problem.excluded | excluded.get("mask", False)
+        arguments, margin = self.arguments, self.problem.margin
         return oracle.contrastive(
             self.scored["queries"],
             self.scored["candidates"],
@@ -286,10 +279,10 @@ class Truth:
             row_weights=self.row_weights,
             bias=self.bias,
             link=self.link,
+            mask=self.problem.excluded,
             negatives_mask=self.problem.excluded_negatives,
-            margin=arguments.get("false_negative_margin"),
-            margin_strategy=arguments.get("false_negative_margin_strategy", "absolute"),
-            **excluded,
+            margin=None if margin is None else margin.margin,
+            margin_strategy="absolute" if margin is None else margin.strategy,
         )
 
     def loss(self) -> Any:

@@ -40,7 +40,8 @@ class Problem:
         autocast: the dtype to which autocast rounds during the call.
         needs: the arguments whose gradients are wanted.
         refusals: the arguments that a refusal may name. The loss accepts all else.
-        excluded, excluded_negatives: which candidates (N, M) and negatives (N, K) its guide excludes.
+        excluded, excluded_negatives: which candidates (N, M) and negatives (N, K) leave, but for a margin.
+        margin: for false negatives, with its strategy.
         makes: what is particular to the problem, for those who count.
     """
 
@@ -53,10 +54,19 @@ class Problem:
     refusals: set[str] = field(default_factory=set)
     excluded: np.ndarray | None = None
     excluded_negatives: np.ndarray | None = None
+    margin: fastqt.Margin | None = None
     makes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"Problem({', '.join(self.makes)})"
+
+    def exclude(self, filter_: Any, cells: np.ndarray, of_negatives: np.ndarray | None = None) -> None:
+        """Adds a filter, and the cells that leave by it."""
+        self.arguments["exclude"] = [*self.arguments.get("exclude", ()), filter_]
+        self.excluded = cells if self.excluded is None else self.excluded | cells
+        if of_negatives is not None:
+            others = self.excluded_negatives
+            self.excluded_negatives = of_negatives if others is None else others | of_negatives
 
 
 @st.composite
@@ -92,6 +102,7 @@ class Maker(Draws):
         self.add_reduction()
         self.add_margin()
         self.add_prefixes()
+        self.add_ids()
 
     def matrix(self, rows: int) -> Tensor:
         return self.laid_out(self.rng.normal(size=(rows, self.D)) * self.choice(MAGNITUDES), self.dtype)
@@ -293,19 +304,23 @@ class Maker(Draws):
         smoothed = "smoothed" in problem.makes
         if smoothed and not self.rarely(8):
             return
+        no_target = np.ones((self.N, self.M), bool) if problem.targets is None else problem.targets == 0
         if self.rarely(3):
-            arguments["query_groups"], arguments["candidate_groups"] = self.ids(self.N), self.ids(self.M)
-            problem.refusals |= {"query_groups"} if smoothed else set()
+            of_queries, of_candidates = self.ids(self.N), self.ids(self.M)
+            cells = of_queries.numpy()[:, None] == of_candidates.numpy()
+            problem.exclude(fastqt.Same(of_queries, of_candidates), cells & no_target)
             self.noted("groups")
         if self.rarely(4):
             chosen = self.rng.random((self.N, self.M)) < 0.2
             if problem.targets is not None and not self.rarely(8):
-                chosen &= problem.targets == 0
-            mask = arguments["mask"] = self.laid_out(chosen, torch.bool)
-            problem.refusals |= {"mask"} if smoothed else set()
+                chosen &= no_target
+            mask = self.laid_out(chosen, torch.bool)
+            problem.exclude(mask, mask.numpy())
             if problem.targets is not None and (problem.targets[mask.numpy()] > 0).any():
                 problem.refusals.add("targets")
             self.noted("mask")
+        if smoothed and "exclude" in arguments:
+            problem.refusals.add("exclude")
 
     def add_guide(self) -> None:
         """A guide, and the cells that it excludes; its scores have distances that no rounding bridges."""
@@ -335,13 +350,32 @@ class Maker(Draws):
         else:
             thresholds = self.rng.normal(size=self.N) / 2
             options["thresholds"] = torch.from_numpy(thresholds)
-        arguments["guide"] = fastqt.Guide(**given, **options)
-        problem.excluded = oracle.guide_excludes(scores, thresholds, problem.targets)
+        of_candidates, of_negatives = oracle.guide_excludes(scores, thresholds, problem.targets), None
         if "negatives" in given:
             of_negatives = oracle.guide_scores(exact["queries"], exact["negatives"], normalize)
-            problem.excluded_negatives = oracle.guide_excludes(of_negatives, thresholds)
-        problem.refusals |= {"guide"} if smoothed else set()
+            of_negatives = oracle.guide_excludes(of_negatives, thresholds)
+        problem.exclude(fastqt.Guide(**given, **options), of_candidates, of_negatives)
+        problem.refusals |= {"exclude"} if smoothed else set()
         self.noted("guide")
+
+    def add_ids(self) -> None:
+        """One filter of ids or two, beside those that there are, at times of ids of negatives too."""
+        problem, arguments = self.problem, self.problem.arguments
+        smoothed = "smoothed" in problem.makes
+        if not self.rarely(4) or (smoothed and not self.rarely(8)):
+            return
+        no_target = np.ones((self.N, self.M), bool) if problem.targets is None else problem.targets == 0
+        for _ in range(self.source.integer(1, 2)):
+            ids = [self.ids(self.N), self.ids(self.M)]
+            # Negatives are a problem of their own where there are distances.
+            if "negatives" in arguments and "similarity" not in arguments and self.flag():
+                ids.append(self.ids(len(arguments["negatives"])))
+            kind, compare = self.choice(((fastqt.Same, np.equal), (fastqt.Within, np.not_equal)))
+            of_query, *of_columns = (x.numpy() for x in ids)
+            cells = [compare(of_query[:, None], x) for x in of_columns]
+            problem.exclude(kind(*ids), cells[0] & no_target, *cells[1:])
+        problem.refusals |= {"exclude"} if smoothed else set()
+        self.noted("ids")
 
     def add_margin(self) -> None:
         """A margin for false negatives, from whose thresholds similarities differ by more than rounding."""
@@ -351,8 +385,6 @@ class Maker(Draws):
         if isinstance(arguments.get("row_negatives"), fastqt.Mixed):
             return  # whose similarities the oracle has later
         near, strategy = self.choice((0.05, -0.3, 0.0, 0.5)), self.choice(("absolute", "relative"))
-        arguments["false_negative_margin_strategy"] = strategy
-        arguments["false_negative_margin"] = near
         self.noted("margin")
         if float(arguments.get("scale", 1.0)) <= 0:
             problem.refusals.add("scale")
@@ -360,18 +392,16 @@ class Maker(Draws):
         is_matrix = isinstance(targets, Tensor) and targets.dim() == 2 and targets.layout is torch.strided
         if "similarity" in arguments or "smoothed" in problem.makes or is_matrix:
             if not self.rarely(4):
-                del arguments["false_negative_margin"], arguments["false_negative_margin_strategy"]
                 problem.makes.remove("margin")
                 return
-            problem.refusals.add("false_negative_margin")
-        if problem.refusals or problem.targets is None:
-            return
-        clear = self.clear_margin(near, strategy)
-        if clear is None:
-            del arguments["false_negative_margin"], arguments["false_negative_margin_strategy"]
+            problem.refusals.add("exclude")
+        given = bool(problem.refusals) or problem.targets is None
+        margin = near if given else self.clear_margin(near, strategy)
+        if margin is None:
             problem.makes.remove("margin")
-        else:
-            arguments["false_negative_margin"] = clear
+            return
+        problem.margin = fastqt.Margin(margin, strategy)
+        arguments["exclude"] = [*arguments.get("exclude", ()), problem.margin]
 
     def clear_margin(self, near: float, strategy: str) -> float | None:
         problem, arguments = self.problem, self.problem.arguments
@@ -432,7 +462,7 @@ class Maker(Draws):
 
     def add_prefixes(self) -> None:
         """Numbers of columns of which each has a loss; at times one that the embeddings do not have."""
-        if not self.rarely(4) or "false_negative_margin" in self.problem.arguments:
+        if not self.rarely(4) or self.problem.margin is not None:
             return  # Those of a prefix may be within rounding of the margin.
         dims = sorted({self.source.integer(1, self.D) for _ in range(self.source.integer(1, 3))})
         if self.rarely(12):
