@@ -52,6 +52,7 @@ class Known(NamedTuple):
         sizes: the number of rows by the argument's name, and of the first embeddings as "rows".
         first: the name of the first embeddings.
         of_group: whether other processes have rows of the same batch.
+        shapes: what tells the embeddings of calls that are computed alike from others; None if nothing does.
     """
 
     dtype: torch.dtype
@@ -60,6 +61,7 @@ class Known(NamedTuple):
     sizes: Mapping[str, int]
     first: str
     of_group: bool = False
+    shapes: Hashable | None = None
 
 
 NO_BATCH = Known(torch.float64, None, None, {}, "")
@@ -159,6 +161,10 @@ def _number(name: str, value: Any, known: Known) -> Any:
 
 
 def _number_or_tensor(name: str, value: Any, known: Known) -> Any:
+    if isinstance(value, Tensor):
+        check_tensor(name, value)
+        if known.device not in (None, value.device):
+            raise ValueError(f"{name}: want device {known.device} as {known.first}, got {value.device}")
     if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype in FLOATING):
         check_number(name, value, "a 0-d tensor", known.dtype)
     return value

@@ -253,7 +253,7 @@ def as_exclusions(name: str, value: object, kinds: tuple[type[Any], ...] = EVERY
     for kind in (Margin, Above, Guide, Tensor):
         if sum(isinstance(x, kind) for x in filters) > 1:
             advice = "; join them by |" if kind is Tensor else ""
-            raise ValueError(f"{name}: want at most one {_name(kind)}, got several{advice}")
+            raise ValueError(f"{name}: want at most one {_name(kind).removeprefix('a ')}, got several{advice}")
     return Exclusions(filters)
 
 

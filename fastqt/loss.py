@@ -42,12 +42,12 @@ from fastqt.distributed.agreement import (
     public_call,
     refuse,
 )
-from fastqt.distributed.batch import NOTHING, Batch
+from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import Group, as_group
 from fastqt.distributed.local import local_rows, with_a_row
 from fastqt.matryoshka import Matryoshka
 from fastqt.signatures import check_names, plain_numbers
-from fastqt.torch_modes import autocast_dtype, is_traced
+from fastqt.torch_modes import PLAIN
 
 P = ParamSpec("P")
 MOST_FITTING = 1024  # shapes of embeddings that are known to fit each other; after so many all are forgotten
@@ -62,11 +62,14 @@ class Arguments:
     Attributes:
         values: by name; embeddings are this process's rows, and prefixes a `Matryoshka`.
         batch: the rows that the loss is of, those of all ranks of a group.
+        shapes: as of `Known`, if the embeddings are those of the call.
         function: the public function, which errors name.
     """
 
-    def __init__(self, declaration: Declaration, values: dict[str, Any], batch: Batch) -> None:
-        self.declaration, self.values, self.batch = declaration, values, batch
+    def __init__(
+        self, declaration: Declaration, values: dict[str, Any], batch: Batch, shapes: Hashable | None
+    ) -> None:
+        self.declaration, self.values, self.batch, self.shapes = declaration, values, batch, shapes
 
     @property
     def function(self) -> str:
@@ -89,7 +92,17 @@ class Arguments:
         declared = DECLARED[other]
         shared = {name: self.values[name] for name in declared.shared_with(self.declaration)}
         batch = self.batch if rows is None else self.batch.of(**rows)
-        return declared.loss_of(declared.defaults | shared | values, batch)
+        shapes = self.shapes
+        if any(values.get(name) is not self.values.get(name) for name in declared.embeddings):
+            shapes = None
+        return declared.loss_of({**declared.defaults, **shared, **values}, batch, shapes)
+
+    def here(self, other: Callable[..., Tensor], /, **values: Any) -> Tensor:
+        """Another loss as `to` has it, but of rows that this process has, as one without a group has."""
+        declared = DECLARED[other]
+        shared = {name: self.values[name] for name in declared.shared_with(self.declaration)}
+        values = {**declared.defaults, **shared, **values}
+        return declared.loss_of(values, Batch(declared.sizes_of(values)))
 
     def sum_over_prefixes(self, loss: Callable[[int | None], Tensor]) -> Tensor:
         """The sum over the prefixes of a loss of so many columns, None for all if there are no prefixes."""
@@ -111,6 +124,7 @@ class Declaration:
             [_shown(p, hints[p.name]) for p in parameters], return_annotation="Tensor"
         )
         self.names = [p.name for p in parameters]
+        self.name_set = frozenset(self.names)
         self.positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -128,7 +142,11 @@ class Declaration:
         self.leaves = [*self.embeddings, *(name for name, x in self.others.items() if x.is_leaf)]
         self.check_together = check
         self.together = [] if check is None else list(inspect.signature(check).parameters)
-        self._fitting: set[Hashable] = set()
+        # Where none of the arguments that a check compares is given, their defaults fit each other. It may
+        # read the first embeddings beside them.
+        wanted = [name for name in self.together if name in known and name not in self.defaults]
+        self.read_together = set(self.together) - set(wanted[:1])
+        self._fitting: dict[Hashable, Known] = {}
         self._shared: dict[Declaration, list[str]] = {}
 
     def shared_with(self, other: Declaration) -> list[str]:
@@ -137,27 +155,43 @@ class Declaration:
             self._shared[other] = [name for name in self.others if name in other.others]
         return self._shared[other]
 
-    def begun(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Any], Batch]:
-        """What a user has given, checked, and the batch on which all ranks agree."""
-        given = dict(zip(self.positional, arguments, strict=False)) | options
-        values = self.defaults | given
-        if len(values) != len(self.names) or len(given) != len(arguments) + len(options):
+    def begun(
+        self, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[dict[str, Any], Batch, Hashable | None]:
+        """What a user has given, checked, the batch on which all ranks agree, and `Known.shapes`."""
+        given = dict(zip(self.positional, arguments, strict=False))
+        if options:
+            given.update(options)
+        values = {**self.defaults, **given}
+        if values.keys() != self.name_set or len(given) != len(arguments) + len(options):
             check_names(options, self.names, self.name)
             self.signature.bind(*arguments, **options)  # says what is missing or too many
         group = values.get("group")
         if group is None:
-            return values, Batch(self.checked(values, given, None))
+            known = self.checked(values, given, None)
+            return values, Batch(known.sizes), known.shapes
 
         def check(ranks: Group | None) -> dict[str, int]:
-            return self.checked(values, given, ranks)
+            return dict(self.checked(values, given, ranks).sizes)
 
-        return values, agree(group, self.title, check, lambda ranks: self.facts_of(values, ranks))
+        return values, agree(group, self.title, check, lambda ranks: self.facts_of(values, ranks)), None
 
-    def loss_of(self, values: dict[str, Any], batch: Batch) -> Tensor:
+    def loss_of_ranks(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        """The loss of what a user has given on a rank of a group."""
+        with public_call(self.title) as call:
+            try:
+                begun = self.begun(arguments, options)
+            except Exception as error:  # raised again, whatever it is
+                if not call.agreeing:
+                    refuse(options["group"], error)
+                raise
+            return self.loss_of(*begun)
+
+    def loss_of(self, values: dict[str, Any], batch: Batch, shapes: Hashable | None = None) -> Tensor:
         """The loss of checked arguments; with prefixes the weighted sum of their losses."""
         prefixes: Matryoshka | None = values.get("matryoshka") if self.sums_prefixes else None
         if prefixes is None:
-            return self.body(Arguments(self, values, batch), **values)
+            return self.body(Arguments(self, values, batch, shapes), **values)
 
         def of_prefix(dim: int) -> Tensor:
             cut = {name: _columns(values[name], dim) for name in self.embeddings}
@@ -165,13 +199,8 @@ class Declaration:
 
         return prefixes.sum(of_prefix)
 
-    def checked(
-        self, values: dict[str, Any], given: Mapping[str, Any], ranks: Group | None
-    ) -> dict[str, int]:
-        """Checks the arguments of this process, and puts what the loss reads in place of them.
-
-        Returns the number of rows of the embeddings.
-        """
+    def checked(self, values: dict[str, Any], given: Mapping[str, Any], ranks: Group | None) -> Known:
+        """Checks the arguments of this process, and puts what the loss reads in place of them."""
         known = self._known(values, ranks)
         for name in given:
             if (argument := self.others.get(name)) is None:
@@ -181,9 +210,18 @@ class Declaration:
                 continue
             if argument.check is not None:
                 values[name] = argument.check(name, value, known)
-        if self.check_together is not None:
+        if self.check_together is not None and not self.read_together.isdisjoint(given):
             self._check_together(values, known)
-        return dict(known.sizes)
+        return known
+
+    def sizes_of(self, values: Mapping[str, Any]) -> dict[str, int]:
+        """The numbers of rows of the embeddings."""
+        rows = self._matrices(self.embeddings, values)
+        sizes = {"rows": next(iter(rows.values())).shape[0]}
+        for name, argument in self.embeddings.items():
+            if argument.rows != "rows" and values[name] is not None:
+                sizes[name] = sum(x.shape[0] for x in self._matrices({name: argument}, values).values())
+        return sizes
 
     def _check_together(self, values: dict[str, Any], known: Known) -> None:
         assert self.check_together is not None
@@ -215,26 +253,50 @@ class Declaration:
 
     def _known(self, values: dict[str, Any], ranks: Group | None) -> Known:
         """What is known of the embeddings, of which DTensors become this rank's rows."""
+        shapes = None if ranks is not None or self.foreign else self._shapes(values)
+        if shapes is not None and (kept := self._fitting.get(shapes)) is not None:
+            return kept
+        known = self._known_anew(values, ranks)._replace(shapes=shapes)
+        if shapes is not None:
+            if len(self._fitting) >= MOST_FITTING:
+                self._fitting.clear()
+            self._fitting[shapes] = known
+        return known
+
+    def _shapes(self, values: Mapping[str, Any]) -> Hashable | None:
+        """What tells embeddings that fit each other from others; None for what is no plain tensor of a CPU."""
+        if torch.compiler.is_compiling():
+            return None
+        shapes: list[Hashable] = []
+        dtype = None
+        for name in self.embeddings:
+            value = values[name]
+            if value is None:
+                shapes.append(None)
+                continue
+            for x in value if type(value) in (list, tuple) else (value,):
+                if type(x) not in PLAIN or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
+                    return None
+                # Whether other dtypes fit depends on autocast.
+                if dtype is None:
+                    dtype = x.dtype
+                elif dtype is not x.dtype:
+                    return None
+                shapes.append(x.shape)
+        shapes.append(dtype)
+        return tuple(shapes)
+
+    def _known_anew(self, values: dict[str, Any], ranks: Group | None) -> Known:
         if ranks is not None:
             for name in (*self.embeddings, *self.foreign, *self.local):
                 values[name] = _local(ranks, name, values[name])
         rows = self._matrices(self.embeddings, values)
-
-        shapes = _shapes(rows) if ranks is None else None
-        if shapes is None or shapes not in self._fitting:
-            self._check_embeddings(rows, ranks)
-            if shapes is not None:
-                if len(self._fitting) >= MOST_FITTING:
-                    self._fitting.clear()
-                self._fitting.add(shapes)
-
+        self._check_embeddings(rows, ranks)
         if self.foreign:
             self._check_foreign(values, ranks)
         first, x = next(iter(rows.items()))
-        sizes = {"rows": x.shape[0]}
+        sizes = self.sizes_of(values)
         for name, argument in self.embeddings.items():
-            if argument.rows != "rows" and (given := self._matrices({name: argument}, values)):
-                sizes[name] = sum(x.shape[0] for x in given.values())
             if argument.counts is not None:
                 sizes.update(argument.counts(values[name]))
         return Known(x.dtype, x.device, x.shape[1], sizes, first, ranks is not None)
@@ -323,18 +385,14 @@ def loss(
         def called(*arguments: P.args, **options: P.kwargs) -> Tensor:
             if torch.compiler.is_compiling():
                 return declaration.loss_of(*declaration.begun(arguments, options))
-            group: Any = options.get("group")
-            with NOTHING if group is None else public_call(declaration.title) as call:
-                try:
-                    begun = declaration.begun(arguments, plain_numbers(options))
-                except Exception as error:  # raised again, whatever it is
-                    if call is not None and not call.agreeing:
-                        refuse(group, error)
-                    if isinstance(error, (ValueError, TypeError)):
-                        # So that what the user reads ends here, in a frame that has the loss's name.
-                        raise error.with_traceback(None)  # noqa: B904
-                    raise
-                return declaration.loss_of(*begun)
+            if options.get("group") is not None:
+                return declaration.loss_of_ranks(arguments, plain_numbers(options))
+            try:
+                begun = declaration.begun(arguments, plain_numbers(options))
+            except (ValueError, TypeError) as error:
+                # So that what the user reads ends here, in a frame that has the loss's name.
+                raise error.with_traceback(None)  # noqa: B904
+            return declaration.loss_of(*begun)
 
         called.__code__ = called.__code__.replace(co_name=body.__name__)
         functools.update_wrapper(called, body)
@@ -354,18 +412,6 @@ def _shown(parameter: Parameter, hint: Any) -> Parameter:
     if any(typing.get_origin(kind) is typing.Annotated for kind in kinds_of(hint)):
         return parameter.replace(annotation=shown_type(hint))
     return parameter
-
-
-def _shapes(rows: Mapping[str, Tensor]) -> Hashable | None:
-    """What tells embeddings that fit each other from others; None for what is no plain tensor."""
-    if is_traced(*(x for x in rows.values() if isinstance(x, Tensor))):
-        return None
-    found = []
-    for name, x in rows.items():
-        if not isinstance(x, Tensor):
-            return None
-        found.append((name, x.shape, x.dtype, x.device, x.layout, x.is_nested, autocast_dtype(x)))
-    return tuple(found)
 
 
 def _local(ranks: Group, name: str, value: Any) -> Any:

@@ -38,11 +38,19 @@ def kept(kind: Hashable | None) -> Plan | None:
     return None if kind is None else known.get(kind)
 
 
-def kind_of(problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None) -> Hashable | None:
+def kind_of(
+    problem: type[AnyProblem], a: Tensor, b: Tensor, backend: str | None, shapes: Hashable | None = None
+) -> Hashable | None:
     """What tells the plan of a call from others; None if none is kept, as for what is no plain tensor.
 
-    `a` and `b` are the embeddings, as they were given.
+    Args:
+        problem: its class.
+        a, b: the embeddings, as they were given.
+        backend: what the user asks for.
+        shapes: what tells their types, shapes, dtypes, devices and layouts from others, if that is known.
     """
+    if shapes is not None and a.is_cpu and not is_described():
+        return problem, shapes, autocast_dtype(a), requested(backend)
     if is_traced(a, b) or not a.is_cpu or a.is_nested or b.is_nested or is_described():
         return None  # Only the CPU's engine has plans.
     return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -17,12 +18,11 @@ from fastqt.matryoshka import Matryoshka
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
 from fastqt.problem import Inputs
-from fastqt.targets import NoTargets, Targets
+from fastqt.targets import NoTargets, Targets, given_or_window
 
 # Makes of the lowered call's loss that of the call; on a rank of a group, of the sum of its rows.
 Completion: TypeAlias = "Callable[[Tensor], Tensor]"
 
-NO_TARGETS = NoTargets()
 FUNCTIONS = {
     "softmax": "fastqt.contrastive_loss",
     "sigmoid": "fastqt.sigmoid_loss",
@@ -43,21 +43,21 @@ class Call:
     """
 
     link: str
+    targets: Targets
     queries: Tensor
     candidates: Tensor
-    targets: Targets = NO_TARGETS
     diagonal: DiagonalMode = "keep"
     scale: float | Tensor = 1.0
     bias: float | Tensor = 0.0
     normalize: bool = False
-    reduction: TargetReduction = "none"
-    memory: Memory = "fast"
-    backend: Backend | None = None
     negatives: Tensor | None = None
     row_negatives: Tensor | Mixed | None = None
     row_scores: Tensor | None = None
-    similarity: Similarity = "dot"
+    memory: Memory = "fast"
+    backend: Backend | None = None
+    reduction: TargetReduction = "none"
     matryoshka: Matryoshka | None = None
+    similarity: Similarity = "dot"
     mask: Tensor | None = None
     guide: Guide | None = None
     margin: Margin | None = None
@@ -78,12 +78,12 @@ class Call:
     @property
     def is_filtered(self) -> bool:
         """Whether what leaves is found some rows at a time, because no engine knows it."""
-        return self.guide is not None or not (not self.ids or self.groups)
+        return self.guide is not None or (len(self.ids) > 0 and self.groups is None)
 
     @property
     def groups(self) -> IdCells | None:
         """The ids that engines compare themselves, if there are no others."""
-        if len(self.ids) != 1 or not self.ids[0].equal or self.ids[0].negatives is not None:
+        if not self.ids or len(self.ids) != 1 or not self.ids[0].equal or self.ids[0].negatives is not None:
             return None
         return self.ids[0]
 
@@ -109,12 +109,26 @@ class Call:
 
 # Gradients flow to these.
 LEAVES = Inputs._fields
-_NAMES = {field.name for field in fields(Call)}
+# What every general loss is given under the names that it has here: the fields from `queries` to `backend`.
+_OF_ALL = itemgetter(*[field.name for field in fields(Call)][2:13])
+# Each sentence's neighbours, where a loss is given no targets.
+_DEFAULT_TARGETS = {
+    "softmax": given_or_window(None, None, None),
+    "sigmoid": given_or_window(None, None, None, normalize=False),
+    "log_sum_exp": NoTargets(),
+}
 
 
 def call_of(link: str, values: dict[str, Any]) -> Call:
     """The call of a general loss from its checked arguments."""
-    call = Call(link, **{name: value for name, value in values.items() if name in _NAMES})
+    targets: Targets | None = values.get("targets")
+    if targets is None:
+        targets = _DEFAULT_TARGETS[link]
+    call = Call(link, targets, *_OF_ALL(values))
+    if link != "log_sum_exp":
+        call.reduction, call.matryoshka = values["reduction"], values["matryoshka"]
+    if link != "sigmoid":
+        call.similarity = values["similarity"]
     exclusions: Exclusions | None = values["exclude"]
     if exclusions is not None:
         device = call.queries.device

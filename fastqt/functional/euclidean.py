@@ -82,14 +82,12 @@ def in_products(
         # Nothing that is said of the candidates holds of the negatives: this is a call of its own.
         of_negatives = Call(
             "log_sum_exp",
+            NoTargets(),
             queries,
             negatives,
-            NoTargets(),
-            diagonal="keep",
             scale=of_products,
             bias=-scale * _squares(negatives, normalize),
             normalize=normalize,
-            reduction="none",
             memory=call.memory,
             backend=call.backend,
         )

@@ -33,18 +33,18 @@ def loss_of(given: Arguments, link: str) -> Tensor:
         link: as of `Problem`.
     """
     call, batch = call_of(link, given.values), given.batch
-    if call.is_filtered and torch.compiler.is_compiling():
+    if given.values["exclude"] is not None and call.is_filtered and torch.compiler.is_compiling():
         # No operator makes masks of some rows: the graph of torch.compile breaks here.
         loss: Tensor = torch.compiler.disable(_loss_of_call)(batch, call)
         return loss
-    return _loss_of_call(batch, call)
+    return _loss_of_call(batch, call, given.shapes)
 
 
-def _loss_of_call(batch: Batch, call: Call) -> Tensor:
+def _loss_of_call(batch: Batch, call: Call, shapes: Hashable | None = None) -> Tensor:
     prefixes = call.matryoshka
     if prefixes is not None and not _takes_one_walk(batch, call):
         return prefixes.sum(lambda dim: _loss_of_batch(batch, call.prefix(dim), kind_of(call.prefix(dim))))
-    return _loss_of_batch(batch, call, kind_of(call))
+    return _loss_of_batch(batch, call, kind_of(call, shapes))
 
 
 def _takes_one_walk(batch: Batch, call: Call) -> bool:

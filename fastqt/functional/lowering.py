@@ -35,13 +35,13 @@ def lowered(call: Call, kind: Hashable | None = None) -> tuple[Problem, engines.
     return p, plan.engine
 
 
-def kind_of(call: Call) -> Hashable | None:
-    """What tells the plan of a call from others, if one may be kept."""
+def kind_of(call: Call, shapes: Hashable | None = None) -> Hashable | None:
+    """What tells the plan of a call from others, if one may be kept; shapes are as of `Known`."""
     if call.negatives is not None or call.given_row_negatives is not None:
         return None
     if call.matryoshka is not None:  # which not every engine takes
         return None
-    return plans.kind_of(Problem, call.queries, call.candidates, call.backend)
+    return plans.kind_of(Problem, call.queries, call.candidates, call.backend, shapes)
 
 
 def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans.Plan]:
@@ -54,7 +54,7 @@ def problem_of(call: Call, kind: Hashable | None = None) -> tuple[Problem, plans
     call.targets.check(N, M, call.diagonal)
     if call.mask is not None:
         check_mask("exclude", call.mask, N, M, device)
-    groups = call.groups
+    groups = call.groups if call.ids else None
     p = Problem(
         call.queries,
         call.candidates,

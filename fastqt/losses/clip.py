@@ -98,13 +98,14 @@ def clip_loss(
 def _unsmoothed(given: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss without label smoothing, by the engine's walk over both directions where it has one."""
     values = given.values
-    if is_traced(a, b) or values["matryoshka"] is not None or values["exclude"] is not None:
+    traced = given.shapes is None and is_traced(a, b)
+    if traced or values["matryoshka"] is not None or values["exclude"] is not None:
         return _both_directions(given, a, b)
     if isinstance(given.batch, Shards):
         return _of_ranks(given, given.batch, a, b)
 
     p = ClipProblem(a, b, values["scale"], values["memory"], values["normalize"])
-    kind = plans.kind_of(ClipProblem, a, b, values["backend"])
+    kind = plans.kind_of(ClipProblem, a, b, values["backend"], given.shapes)
     engine, dtype, computed, as_given = plans.kept(kind) or plans.plan(kind, p, values["backend"])
     if not engine.computes(p):
         return _both_directions(given, a, b)

@@ -20,7 +20,7 @@ from fastqt.fields import Differentiable
 from fastqt.functional.fitting import GivenTargets, targets_of
 from fastqt.loss import Arguments, loss
 from fastqt.options import MarginDiagonal, Reduction
-from fastqt.targets import TargetRows, Targets, TargetsLike
+from fastqt.targets import TargetRows, Targets, TargetsLike, given_or_window
 from fastqt.torch_modes import without_autocast
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]  # in the order of MaxMarginNeeds
@@ -93,7 +93,7 @@ def max_margin_loss(
     # A rank's own candidates come first, and with them the diagonal.
     batch = given.batch
     columns = batch.rolled(batch.gather(candidates, "candidates"))
-    local = batch.targets(given.values["targets"], candidates="candidates")
+    local = batch.targets(given_or_window(targets, None, None), candidates="candidates")
     local = batch.own_first(local, diagonal, candidates="candidates")
 
     def losses(part: str) -> Tensor:

@@ -37,15 +37,15 @@ class PairFilters:
             )
             self.every.append({"query": queries, "document": documents})
 
-    def between(self, rows: Side, columns: Side) -> tuple[Exclusion, ...] | None:
+    def between(self, rows: Side, columns: Side) -> Exclusions | None:
         """What leaves the scores of rows of a side with columns, of all ranks and this rank's first."""
         filters: list[Any] = [*self.above]
         for x, every in zip(self.of_ids, self.every, strict=True):
             own = {"query": x.query_ids, "document": x.columns}
             filters.append(type(x)(own[rows], every[columns]))
-        return tuple(filters) or None
+        return Exclusions(tuple(filters)) if filters else None
 
-    def of_hard_negatives(self, rows: Side) -> tuple[Exclusion, ...] | None:
+    def of_hard_negatives(self, rows: Side) -> Exclusions | None:
         """What leaves the scores of rows with the hard negatives of the queries, as in `between`.
 
         A hard negative is in the part of its query, but it has no id that the filters know.
@@ -55,7 +55,7 @@ class PairFilters:
             if isinstance(x, Within):
                 own = {"query": x.query_ids, "document": x.columns}
                 filters.append(Within(own[rows], every["query"]))
-        return tuple(filters) or None
+        return Exclusions(tuple(filters)) if filters else None
 
 
 def with_hard_negatives(

@@ -19,7 +19,7 @@ from fastqt.checks import check_backward
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
 from fastqt.engines import Engine, plans
-from fastqt.exclusions import ExcludeLike
+from fastqt.exclusions import Exclusions
 from fastqt.functional import log_sum_exp
 from fastqt.loss import Arguments
 from fastqt.losses.common import scores
@@ -34,14 +34,18 @@ class PairScoring(NamedTuple):
     scale: float | Tensor
     memory: Memory
     backend: Backend | None
-    batch: Batch  # how the rows lie on ranks
-    function: str  # the public function, which errors name
+    given: Arguments  # of the loss
+
+    @property
+    def batch(self) -> Batch:
+        """How the rows lie on ranks."""
+        return self.given.batch
 
 
 def scoring_of(given: Arguments) -> PairScoring:
     """How the scores of a loss are computed."""
     values = given.values
-    return PairScoring(values["scale"], values["memory"], values["backend"], given.batch, given.function)
+    return PairScoring(values["scale"], values["memory"], values["backend"], given)
 
 
 def paired_sums(
@@ -65,7 +69,7 @@ def paired_sums(
 
 
 def own_sums(
-    rows: Tensor, all_rows: Tensor, scoring: PairScoring, exclude: ExcludeLike | None = None
+    rows: Tensor, all_rows: Tensor, scoring: PairScoring, exclude: Exclusions | None = None
 ) -> Tensor:
     """The logsumexp of each row's scores with all rows but itself, (n,).
 
@@ -82,7 +86,7 @@ def others_than_own(
     rows: Tensor,
     columns: Tensor,
     scoring: PairScoring,
-    exclude: ExcludeLike | None = None,
+    exclude: Exclusions | None = None,
     negatives: Tensor | None = None,
 ) -> Tensor:
     """The logsumexp of each row's scores with all columns but its own, (n,), and with all negatives."""
@@ -93,7 +97,7 @@ def sums_of(
     rows: Tensor,
     columns: Tensor,
     scoring: PairScoring,
-    exclude: ExcludeLike | None = None,
+    exclude: Exclusions | None = None,
     negatives: Tensor | None = None,
     *,
     diagonal: DiagonalMode = "keep",
@@ -101,15 +105,15 @@ def sums_of(
     """`log_sum_exp`, (n,), also of a rank that has no rows."""
     if not len(rows):
         return collectives.nothing((rows, columns, negatives, scoring.scale), "none")
-    return log_sum_exp(
-        rows,
-        columns,
+    return scoring.given.here(
+        log_sum_exp,
+        queries=rows,
+        candidates=columns,
         diagonal=diagonal,
         scale=scoring.scale,
         negatives=negatives,
         exclude=exclude,
-        memory=scoring.memory,
-        backend=scoring.backend,
+        normalize=False,
     )
 
 
@@ -152,13 +156,13 @@ class _PairedSums(torch.autograd.Function):
         p = ClipProblem(rows, columns, scoring.scale, scoring.memory, pairs=len(rows))
         positive, row_others, column_others = engine.computation(p).sums(p)
         column_others = scoring.batch.log_add_up(column_others)
-        ctx.engine, ctx.scoring = engine, _without_scale(scoring, scale)
+        ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, *scale)
         return positive, row_others, column_others[: len(rows)].clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scoring: PairScoring = ctx.scoring
+        scoring: _Saved = ctx.scoring
         check_backward(scoring.function, *upstream)
         rows, columns, row_others, column_others, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
@@ -183,13 +187,13 @@ class _OwnSums(torch.autograd.Function):
     ) -> Tensor:
         p = ClipProblem(rows, all_rows, scoring.scale, scoring.memory, pairs=len(rows))
         sums = engine.computation(p).sums(p).row_others
-        ctx.engine, ctx.scoring = engine, _without_scale(scoring, scale)
+        ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
         ctx.save_for_backward(rows, all_rows, sums, *scale)
         return sums.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scoring: PairScoring = ctx.scoring
+        scoring: _Saved = ctx.scoring
         check_backward(scoring.function, *upstream)
         rows, all_rows, sums, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
@@ -209,6 +213,16 @@ _paired_sums: Callable[..., tuple[Tensor, Tensor, Tensor]] = _PairedSums.apply
 _own_sums: Callable[..., Tensor] = _OwnSums.apply
 
 
-def _without_scale(scoring: PairScoring, scale: tuple[Tensor, ...]) -> PairScoring:
-    """A tensor is saved by autograd, which notices changes in place and frees it."""
-    return scoring._replace(scale=1.0) if scale else scoring
+class _Saved(NamedTuple):
+    """What a backward pass reads of a `PairScoring`, so that its embeddings are freed in time."""
+
+    scale: float | Tensor
+    memory: Memory
+    batch: Batch
+    function: str
+
+
+def _saved(scoring: PairScoring, scale: tuple[Tensor, ...]) -> _Saved:
+    """A scale that is a tensor is saved by autograd, which notices changes in place and frees it."""
+    number = 1.0 if scale else scoring.scale
+    return _Saved(number, scoring.memory, scoring.batch, scoring.given.function)
