@@ -1,11 +1,8 @@
 """The records of encoders say of each encoder what its class says."""
 
 import pytest
-import torch
 from torch import nn
 
-from fastqt.errors import InputError
-from fastqt.nn import Encoder
 from fastqt.nn.masked_words import TokenEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders import ENCODERS
@@ -30,17 +27,3 @@ def test_a_record_agrees_with_the_encoder(tmp_path, name):
     assert all(isinstance(x, nn.Embedding) for x in encoder.children()) == kind.is_table
     frozen = [weight for weight in encoder.parameters() if not weight.requires_grad]
     assert bool(frozen) == bool(kind.channel)
-
-
-def test_an_encoder_without_a_record_is_not_exported():
-    class Constant(Encoder):
-        embedding_dim = 1
-
-        def forward(self, tokens, lengths):
-            return torch.ones(len(tokens), 1)
-
-    encoder = Constant()
-    for format, export in (("onnx", form_of(encoder).graph), ("safetensors", form_of(encoder).description)):
-        wanted = f"format: want one that a Constant can be exported to, got {format}"
-        with pytest.raises(InputError, match=wanted):
-            export(encoder)

@@ -97,7 +97,7 @@ MASKED = {"masked_words": 0.1, "encoder": "transformer"}
 PAIRS = {"model": "pairs", "corpus": ("x.tsv",), "word_dim": 8}
 GIST = PAIRS | {"teacher": TEACHER, "loss": "gist"}
 REFUSED = [
-    ({"encoder": "cnn"}, "encoder: want one of bow, gru, .*, combine, got 'cnn'"),
+    ({"encoder": "rnn"}, "encoder: want one of bow, gru, .*, combine, got 'rnn'"),
     ({"batch_size": -1}, "batch_size: want at least 2, got -1"),
     ({"steps": 0}, "steps: want at least 1, got 0"),
     ({"context_size": 9, "batch_size": 9}, "context_size: want less than batch_size 9, got 9"),

@@ -24,8 +24,14 @@ class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
     def compiled(self, encoder: HuggingFaceEncoder) -> Iterator[nn.Module]:
         yield encoder.model
 
-    def graph(self, encoder: HuggingFaceEncoder) -> nn.Module:
-        return CheckpointGraph(encoder)
+    def vectors(self, encoder: HuggingFaceEncoder, tokens: Tensor, valid: Tensor) -> Tensor:
+        # Some models derive the positions of words from which ids are padding ids.
+        padding = encoder.tokenizer.pad_token_id or 0
+        blank = ~valid.any(1, keepdim=True)
+        output = encoder.model(
+            input_ids=torch.where(valid, tokens, padding), attention_mask=(valid | blank).long()
+        )
+        return torch.where(blank, 0.0, encoder.pooled(output, valid))
 
     def description(self, encoder: HuggingFaceEncoder) -> dict[str, Any]:
         return {"kind": "checkpoint", "pooling": encoder.pooling}
@@ -34,20 +40,3 @@ class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
         """None: they have a directory of their own, as `transformers` writes it."""
         encoder.save(folder)
         return {}
-
-
-class CheckpointGraph(nn.Module):
-    """A Hugging Face checkpoint with its pooling."""
-
-    def __init__(self, encoder: HuggingFaceEncoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        # Some models derive the positions of words from which ids are padding ids.
-        padding = self.encoder.tokenizer.pad_token_id or 0
-        blank = ~valid.any(1, keepdim=True)
-        output = self.encoder.model(
-            input_ids=torch.where(valid, tokens, padding), attention_mask=(valid | blank).long()
-        )
-        return torch.where(blank, 0.0, self.encoder.pooled(output, valid))

@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from fastqt.errors import InputError
 from fastqt.nn import Encoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders import ENCODERS
@@ -17,10 +16,7 @@ E = TypeVar("E", bound=Encoder)
 
 
 class EncoderForm(Generic[E]):
-    """Has to say how an encoder is built. One that has no `graph` here is not exported to ONNX.
-
-    One that has no `description` is not exported to safetensors files.
-    """
+    """Of these methods every form has `build`, `description`, and either `vectors` or `graph`."""
 
     def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> E:
         """A freshly initialised encoder, on the CPU; for the arguments see `build_model`."""
@@ -31,17 +27,19 @@ class EncoderForm(Generic[E]):
         yield from ()
 
     def graph(self, encoder: E) -> nn.Module:
-        """A module of tokens (B, L), whose padding is 0, and of where words are, with the encoder's vectors.
+        """The module of `vectors`, which an export to ONNX traces."""
+        return Graph(self, encoder)
 
-        It has only operations that ONNX has operators for.
+    def vectors(self, encoder: E, tokens: Tensor, valid: Tensor) -> Tensor:
+        """The encoder's vectors (B, E), by operations that ONNX has.
+
+        Tokens (B, L) are 0 as padding, and `valid` (B, L) says where words are.
         """
-        raise InputError(f"format: want one that a {type(encoder).__name__} can be exported to, got onnx")
+        raise NotImplementedError
 
     def description(self, encoder: E) -> dict[str, Any]:
         """What the encoder computes, in the words of encoder.json."""
-        raise InputError(
-            f"format: want one that a {type(encoder).__name__} can be exported to, got safetensors"
-        )
+        raise NotImplementedError
 
     def weights(self, encoder: E, folder: Path) -> dict[str, Tensor]:
         """The encoder's weights under torch.nn's names, unless they are written to a directory of their own.
@@ -56,8 +54,16 @@ class EncoderForm(Generic[E]):
         yield name, encoder
 
 
+class Graph(nn.Module):
+    def __init__(self, form: EncoderForm[E], encoder: E) -> None:
+        super().__init__()
+        self.form, self.encoder = form, encoder
+
+    def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        return self.form.vectors(self.encoder, tokens, valid)
+
+
 def form_of(encoder: Encoder) -> EncoderForm[Any]:
     """The form of an encoder's class."""
     name = type(encoder).__name__
-    kind = next((kind for kind in ENCODERS.values() if kind.encoder == name), None)
-    return EncoderForm() if kind is None else kind.load_form()
+    return next(kind for kind in ENCODERS.values() if kind.encoder == name).load_form()

@@ -52,8 +52,19 @@ class TransformerForm(EncoderForm[Transformer]):
         """
         yield from encoder.layers
 
-    def graph(self, encoder: Transformer) -> nn.Module:
-        return TransformerGraph(encoder)
+    def vectors(self, encoder: Transformer, tokens: Tensor, valid: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        words = encoder.embedding(tokens) + encoder.positions(places)
+        words = math.sqrt(encoder.embedding_dim) * words
+
+        # A softmax over no key is NaN, so a sentence without words attends to its padding.
+        attended = (valid | ~valid.any(1, keepdim=True))[:, None, None]
+        for layer in encoder.layers:
+            words = _layer(cast("TransformerLayer", layer), words, attended)
+
+        counted = valid.unsqueeze(2).to(words.dtype)
+        result: Tensor = (encoder.norm(words) * counted).sum(1) / counted.sum(1).clamp(min=1)
+        return result
 
     def description(self, encoder: Transformer) -> dict[str, Any]:
         first = cast("TransformerLayer", encoder.layers[0])
@@ -69,34 +80,13 @@ class TransformerForm(EncoderForm[Transformer]):
         return renamed
 
 
-class TransformerGraph(nn.Module):
-    """The Transformer on the padded batch; `Transformer` says what it computes."""
+def _layer(layer: TransformerLayer, words: Tensor, attended: Tensor) -> Tensor:
+    """A layer on the padded batch."""
+    B, L, D = words.shape
+    projected = layer.query_key_value(layer.attention_norm(words))
+    queries, keys, values = projected.view(B, L, 3, layer.heads, -1).permute(2, 0, 3, 1, 4)
+    heads = F.scaled_dot_product_attention(queries, keys, values, attn_mask=attended)
 
-    def __init__(self, encoder: Transformer) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        encoder = self.encoder
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        words = encoder.embedding(tokens) + encoder.positions(places)
-        words = math.sqrt(encoder.embedding_dim) * words
-
-        # A softmax over no key is NaN, so a sentence without words attends to its padding.
-        attended = (valid | ~valid.any(1, keepdim=True))[:, None, None]
-        for layer in encoder.layers:
-            words = self._layer(cast("TransformerLayer", layer), words, attended)
-
-        counted = valid.unsqueeze(2).to(words.dtype)
-        result: Tensor = (encoder.norm(words) * counted).sum(1) / counted.sum(1).clamp(min=1)
-        return result
-
-    def _layer(self, layer: TransformerLayer, words: Tensor, attended: Tensor) -> Tensor:
-        B, L, D = words.shape
-        projected = layer.query_key_value(layer.attention_norm(words))
-        queries, keys, values = projected.view(B, L, 3, layer.heads, -1).permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(queries, keys, values, attn_mask=attended)
-
-        words = words + layer.output(heads.transpose(1, 2).reshape(B, L, D))
-        result: Tensor = words + layer.contract(F.relu(layer.expand(layer.feedforward_norm(words))))
-        return result
+    words = words + layer.output(heads.transpose(1, 2).reshape(B, L, D))
+    result: Tensor = words + layer.contract(F.relu(layer.expand(layer.feedforward_norm(words))))
+    return result
