@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from fastqt.nn.init import reset_children
 CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # of all tokens; of the chosen ones
 
 
+@runtime_checkable
 class TokenEncoder(Protocol):
     """A sentence encoder with a state for each token. `Transformer` and `HuggingFaceEncoder` are such."""
 

@@ -64,7 +64,7 @@ class SimCSE(NamedOptions):
 
     def _set_up(self, encoder: Encoder, dropout: float, head: MaskedWordHead | None, loss: Loss) -> None:
         check_dropout(dropout)
-        if head is not None and not hasattr(encoder, "states"):
+        if head is not None and not isinstance(encoder, TokenEncoder):
             raise TypeError(f"head: want None with a {type(encoder).__name__}, which has no states of tokens")
         nn.Module.__init__(self)
         self.encoder = encoder

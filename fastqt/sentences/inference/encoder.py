@@ -60,7 +60,7 @@ class SentenceEncoder:
         # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
         if config.checkpoint is not None:
             config = replace(config, checkpoint=str(directory / HUGGINGFACE))
-        with damage_in_words(directory) if config.encoder == HUGGINGFACE else contextlib.nullcontext():
+        with damage_in_words(directory) if config.checkpoint is not None else contextlib.nullcontext():
             model = _fitting_model(config, vocabulary, directory, trained)
         if trained:
             load_model(directory / MODEL, model)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastqt.sentences.runs.encoders import ENCODERS
+
 WORD_DIM = 300  # where no pre-trained word vectors have a width of their own
 ADAMW_DECAY = 0.01  # torch's own
 
-# By the model, or by the model and its encoder.
+# By the model. Those that an encoder changes are in its record.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "quickthoughts": {
         "batch_size": 400,
@@ -19,9 +21,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 50_000,
         "valid_every": 500,
     },
-    "quickthoughts bow": {"batch_size": 1500, "context_size": 3},
 }
-MODEL_DEFAULTS["quickthoughts mc-bow"] = MODEL_DEFAULTS["quickthoughts bow"]
 # The batch size and the clipping are of Kiros et al. (2015), the length is of their code; the vocabulary is
 # also that with which Logeswaran and Lee compare the two models.
 MODEL_DEFAULTS["skip-thoughts"] = MODEL_DEFAULTS["quickthoughts"] | {
@@ -36,10 +36,8 @@ MODEL_DEFAULTS["simcse"] = MODEL_DEFAULTS["quickthoughts"] | {
     "valid_every": 125,
 }
 MODEL_DEFAULTS["mixcse"] = MODEL_DEFAULTS["simcse"]
-MODEL_DEFAULTS["simcse huggingface"] = MODEL_DEFAULTS["mixcse huggingface"] = {"learning_rate": 3e-5}
-# Documents are longer than sentences, and 2e-5 is usual where a checkpoint becomes a retriever.
+# Documents are longer than sentences.
 MODEL_DEFAULTS["pairs"] = MODEL_DEFAULTS["simcse"] | {"max_length": 128}
-MODEL_DEFAULTS["pairs huggingface"] = {"learning_rate": 2e-5}
 MODEL_DEFAULTS["gloss-bow"] = MODEL_DEFAULTS["quickthoughts"] | {
     "batch_size": 512,  # not given in the paper
     "learning_rate": 3e-4,
@@ -56,4 +54,4 @@ def default_encoder(model: str) -> str:
 
 def defaults_of(model: str, encoder: str) -> dict[str, Any]:
     """The defaults of a model with an encoder, by the settings' names."""
-    return MODEL_DEFAULTS[model] | MODEL_DEFAULTS.get(f"{model} {encoder}", {})
+    return {**MODEL_DEFAULTS[model], **ENCODERS[encoder].defaults.get(model, {})}

@@ -23,7 +23,7 @@ HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the 
 
 def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
     """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint."""
-    if config.encoder == HUGGINGFACE:
+    if config.checkpoint is not None:
         from fastqt.integrations.huggingface import CheckpointVocabulary
 
         with damage_in_words(directory / HUGGINGFACE):
@@ -56,7 +56,7 @@ def damage_in_words(directory: Path) -> Iterator[None]:
 
 def lexicon_digest(config: TrainConfig, directory: Path) -> str:
     """The digest of what `load_lexicon` reads."""
-    if config.encoder == HUGGINGFACE:
+    if config.checkpoint is not None:
         return digest_of_folder(directory / HUGGINGFACE)
     return digest(directory / VOCABULARY)
 

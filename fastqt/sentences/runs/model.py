@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from fastqt.errors import InputError
-from fastqt.nn import (
-    BagOfWords,
-    CombinedQuickThoughts,
-    Encoder,
-    Gloss,
-    GRUEncoder,
-    LSTMEncoder,
-    QuickThoughts,
-    SimCSE,
-    SkipThoughts,
-    Transformer,
-)
-from fastqt.nn.init import Init
+from fastqt.nn import CombinedQuickThoughts, Encoder, Gloss, QuickThoughts, SimCSE, SkipThoughts
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL
 from fastqt.sentences.runs.combined import combined
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
-from fastqt.sentences.runs.lexicon import HUGGINGFACE, lexicon_digest
+from fastqt.sentences.runs.lexicon import lexicon_digest
 from fastqt.sentences.runs.pairs_model import build_pairs_model
 from fastqt.sentences.runs.skip_thoughts import build_skip_thoughts
 from fastqt.sentences.runs.views_model import build_views_model
-from fastqt.sentences.runs.word_tables import CHANNELS, multi_channel, settle_tables
+from fastqt.sentences.runs.word_tables import settle_tables
 from fastqt.sentences.text.limits import check_bytes
 
 Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
@@ -44,7 +31,7 @@ def build_model(
     The vocabulary has so many token ids, and a GLOSS model a latent vector for each of so many training
     sentences. `pretrained` loads the weights of the Hugging Face checkpoint, if the settings name one.
     """
-    if config.encoder != HUGGINGFACE or not pretrained:
+    if config.checkpoint is None or not pretrained:
         check_size(outline(config, vocab_size, sentences=sentences))
     return _build_model(config, vocab_size, sentences=sentences, pretrained=pretrained)
 
@@ -83,8 +70,8 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
 
     if config.model == "skip-thoughts":
         return build_skip_thoughts(config, vocab_size)
-    if config.encoder == "combine":
-        return combined(lambda encoder: _new_model(replace(config, encoder=encoder), vocab_size))
+    if parts := config.encoder_kind.parts:
+        return combined(parts, lambda encoder: _new_model(replace(config, encoder=encoder), vocab_size))
 
     encoder = build_encoder(config, vocab_size, pretrained=pretrained)
     if config.model == "quickthoughts":
@@ -96,36 +83,8 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
     """The sentence encoder of `build_model`, which says what the arguments are."""
-    if config.checkpoint is not None:
-        from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
-
-        source = (config.checkpoint,) if pretrained else untrained(config.checkpoint)
-        return HuggingFaceEncoder(
-            *source, pooling=cast("Pooling", config.pooling), max_length=config.max_length
-        )
-    if config.encoder.startswith(CHANNELS):
-        return multi_channel(config, vocab_size)
-    init = cast("Init", config.init)
-    if config.encoder == "bow":
-        return BagOfWords(vocab_size, config.word_dim, sparse=True, init=init)
-    if config.encoder == "transformer":
-        predicts_words = config.masked_words > 0
-        return Transformer(
-            vocab_size + predicts_words,  # the last one is the mask token's, which no vocabulary has
-            config.word_dim,
-            layers=config.layers,
-            heads=config.heads,
-            feedforward=config.feedforward,
-            dropout=config.dropout,
-            max_length=config.max_length,
-            sparse=not predicts_words,  # a softmax over all words gives all of them a gradient
-        )
-    sizes = (vocab_size, config.word_dim, config.hidden_size)
-    bidirectional = config.encoder.startswith("bi")
-    if config.encoder.endswith("lstm"):
-        return LSTMEncoder(*sizes, bidirectional=bidirectional, init=init, sparse=True)
-    reset_after = config.cell == "reset-after"
-    return GRUEncoder(*sizes, bidirectional=bidirectional, reset_after=reset_after, init=init, sparse=True)
+    encoder: Encoder = config.encoder_kind.load_form().build(config, vocab_size, pretrained=pretrained)
+    return encoder
 
 
 def model_digest(directory: str | Path) -> str:

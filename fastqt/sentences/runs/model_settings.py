@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastqt.sentences.runs.encoders import ENCODERS, EncoderKind
 from fastqt.sentences.runs.settings import option
 
 MODELS = ("quickthoughts", "skip-thoughts", "simcse", "mixcse", "pairs", "gloss-bow", "gloss-pos")
-# The name of an encoder of two channels, one of them on frozen word vectors, begins with "mc-".
-ENCODERS = (
-    "bow",
-    "gru",
-    "bigru",
-    "lstm",
-    "bilstm",
-    "transformer",
-    "huggingface",
-    "mc-bow",
-    "mc-gru",
-    "mc-bigru",
-    "combine",  # two models, one of each encoder in COMBINED
-)
-COMBINED = ("gru", "bigru")
 WIDEST = 1 << 24  # of any width, so that no product of two widths overflows
 MOST_LAYERS = 1 << 8
 
@@ -31,7 +17,7 @@ class ModelSettings:
     """The model of a training and its sentence encoder."""
 
     model: str = option("quickthoughts", "what to train", choices=MODELS)
-    encoder: str = option(None, "sentence encoder (default: bow; skip-thoughts gru)", choices=ENCODERS)
+    encoder: str = option(None, "sentence encoder (default: bow; skip-thoughts gru)", choices=tuple(ENCODERS))
     checkpoint: str | None = option(
         None, "directory with the model and the tokenizer, for --encoder huggingface"
     )
@@ -88,3 +74,8 @@ class ModelSettings:
     init: str = option(
         "paper", "initialisation: that of the paper, or that of torch", choices=("paper", "torch")
     )
+
+    @property
+    def encoder_kind(self) -> EncoderKind:
+        """The record of the encoder."""
+        return ENCODERS[self.encoder]

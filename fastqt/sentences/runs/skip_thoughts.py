@@ -10,12 +10,12 @@ OUTPUTS = ("previous.output", "next.output")
 
 
 def build_skip_thoughts(config: TrainConfig, vocab_size: int) -> SkipThoughts:
-    """A freshly initialised skip-thoughts model, on the CPU, whose encoder is "gru" or "bigru"."""
+    """A freshly initialised skip-thoughts model, on the CPU, whose encoder is a GRU."""
     return SkipThoughts(
         vocab_size,
         config.word_dim,
         config.hidden_size,
-        bidirectional=config.encoder == "bigru",
+        bidirectional=config.encoder_kind.bidirectional,
         reset_after=config.cell == "reset-after",
         sparse=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastqt.errors import InputError
+from fastqt.sentences.runs.encoders import ENCODERS
 from fastqt.sentences.runs.train_settings import TrainSettings
 
 # The settings of MixCSE's loss with their defaults; those of the released form alone are the second part.
@@ -25,10 +26,10 @@ def check_views(config: TrainSettings) -> None:
     _check_files(config)
     if config.masked_words and config.model not in ("simcse", "mixcse"):
         raise InputError(f"masked_words: want 0.0 with model {config.model}, got {config.masked_words}")
-    if config.masked_words and config.encoder not in ("transformer", "huggingface"):
+    if config.masked_words and not config.encoder_kind.has_states:
+        those = " or ".join(kind.name for kind in ENCODERS.values() if kind.has_states)
         raise InputError(
-            f"masked_words: want encoder transformer or huggingface, which have a state for each word, "
-            f"got {config.encoder}"
+            f"masked_words: want encoder {those}, which have a state for each word, got {config.encoder}"
         )
     _check_scale(config)
     defaults, where = OF_MIXCSE | OF_RELEASED, f"model {config.model}"

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
-from fastqt.nn import Combine, Encoder, QuickThoughts
-from fastqt.nn.combine import Channel, channels, share_frozen_tables
-from fastqt.nn.init import Init
+from fastqt.nn import QuickThoughts
+from fastqt.nn.combine import share_frozen_tables
 
 if TYPE_CHECKING:
     from fastqt.sentences.runs.config import TrainConfig
 
-CHANNELS = "mc-"  # how the names of encoders of two channels begin
-
 M = TypeVar("M", bound=nn.Module)
-
-
-def multi_channel(config: TrainConfig, vocab_size: int) -> Encoder:
-    """A freshly initialised encoder of two channels.
-
-    The frozen table is drawn too: it keeps what was drawn for words without a pre-trained vector.
-    """
-    both = channels(
-        cast("Channel", config.encoder.removeprefix(CHANNELS)),
-        vocab_size,
-        config.word_dim,
-        vectors=None,
-        word_dim=config.trained_dim or config.word_dim,
-        hidden_size=config.hidden_size,
-        reset_after=config.cell == "reset-after",
-        init=cast("Init", config.init),
-        sparse=True,
-    )
-    return Combine(*both)
 
 
 def word_tables(model: nn.Module) -> list[nn.Embedding]:
@@ -49,7 +27,7 @@ def word_tables(model: nn.Module) -> list[nn.Embedding]:
 def tables_of_vectors(model: nn.Module, config: TrainConfig) -> list[nn.Embedding]:
     """The word tables that start from the vectors of a file: all, or of two channels the frozen one."""
     tables = word_tables(model)
-    if config.encoder.startswith(CHANNELS):
+    if config.encoder_kind.channel:
         return [table for table in tables if not table.weight.requires_grad]
     return tables
 

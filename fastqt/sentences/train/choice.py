@@ -28,7 +28,7 @@ def build_objective(
         "gloss-bow": GlossObjective,
         "gloss-pos": GlossObjective,
     }
-    if config.encoder == "combine":
+    if config.encoder_kind.parts:
         return CombinedObjective(config, corpus, vocabulary, device, ranks)
     of_views = TripletsObjective if reads_rows(config) else ViewsObjective
     return classes.get(config.model, of_views)(config, corpus, vocabulary, device, ranks)

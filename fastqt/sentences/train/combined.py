@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fastqt.sentences.metrics import context_accuracy
-from fastqt.sentences.runs.model_settings import COMBINED
 from fastqt.sentences.text import Batch
 from fastqt.sentences.train.objectives import ContextObjective, Measured
 from fastqt.sentences.train.ranks import Share
@@ -37,8 +36,8 @@ class CombinedObjective(ContextObjective):
 
     def measure(self, measured: Measured) -> dict[str, float]:
         """The accuracies of the sum of the models' scores, and of each model under its encoder's name."""
-        figures = super().measure(measured)
-        for name, queries, candidates in zip(COMBINED, *map(self.model.split, measured), strict=True):
+        figures, names = super().measure(measured), self.config.encoder_kind.parts
+        for name, queries, candidates in zip(names, *map(self.model.split, measured), strict=True):
             forward, backward = context_accuracy(queries, candidates)
             figures |= {f"{name}_forward_accuracy": forward, f"{name}_backward_accuracy": backward}
         return figures

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastqt.errors import InputError, one_line
-from fastqt.nn import Transformer
+from fastqt.nn import Encoder
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.encoders.forms import form_of
 
 # One program for batches of all shapes, so that a resumed training runs the one of an uninterrupted training
 # whatever batch it begins with. Dropout takes the random numbers that it takes without the compiler.
@@ -20,28 +21,15 @@ OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": 
 def compile_encoders(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
     """Has torch compile the encoders of a model when they are first called, if the settings say so.
 
-    A Transformer's layers are compiled, which have nearly all of its operations. What is around them has
-    shapes that depend on the lengths of sentences, and a table with a sparse gradient, which torch's compiler
-    does not take. Of a Hugging Face encoder all of its model is compiled. The names of weights stay the same.
-    InputError where torch cannot compile for the device, as without a C++ compiler for a CPU.
+    An encoder's form says which of its modules are compiled. The names of weights stay the same. InputError
+    where torch cannot compile for the device, as without a C++ compiler for a CPU.
     """
     if not config.compile:
         return
     _check_compiler(device)
-    for part in _parts(model, config):
-        part.compile(dynamic=True, options=OPTIONS)
-
-
-def _parts(model: nn.Module, config: TrainConfig) -> Iterator[nn.Module]:
-    """The modules that are compiled."""
-    if config.encoder == "huggingface":
-        from fastqt.integrations.huggingface import HuggingFaceEncoder
-
-        yield from (each.model for each in model.modules() if isinstance(each, HuggingFaceEncoder))
-        return
-    for module in model.modules():
-        if isinstance(module, Transformer):
-            yield from module.layers
+    for encoder in [module for module in model.modules() if isinstance(module, Encoder)]:
+        for part in form_of(encoder).compiled(encoder):
+            part.compile(dynamic=True, options=OPTIONS)
 
 
 def _check_compiler(device: torch.device) -> None:

@@ -11,7 +11,8 @@ from typing import get_args, get_type_hints
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model_settings import ENCODERS, MODELS
+from fastqt.sentences.runs.encoders import ENCODERS
+from fastqt.sentences.runs.model_settings import MODELS
 from fastqt.sentences.text import Vocabulary
 from tests.fuzz.files import folder, json_text, write
 from tests.fuzz.refusals import UnhelpfulRefusalError, check_file_refusal
@@ -29,12 +30,13 @@ IMPOSSIBLE = 10**12  # no machine holds a model of this size
 def run_config(data: bytes) -> bool:
     source = Bytes(data)
     model = source.choice(MODELS)
-    encoder = source.choice(("gru", "bigru") if model == "skip-thoughts" else ENCODERS)
-    if encoder == "combine" or encoder.startswith("mc-"):
+    of_model = [kind for kind in ENCODERS.values() if kind.in_skip_thoughts or model != "skip-thoughts"]
+    kind = source.choice(of_model)
+    encoder = kind.name
+    if kind.parts or kind.channel:
         model = "quickthoughts"  # others have no such encoder
 
-    files = {"checkpoint": "checkpoint"} if encoder == "huggingface" else {}
-    files |= {"vectors": "vectors.npz"} if encoder.startswith("mc-") else {}
+    files = {name: f"{name}.npz" for name in kind.needs}
     whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, **files, **TINY)
 
     builds = source.integer(0, 7) == 7  # a model, which takes most of the time

@@ -7,7 +7,7 @@ import pytest
 
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index import Index, IndexOptions, build_index
-from fastqt.sentences.runs.model_settings import ENCODERS
+from fastqt.sentences.runs.encoders import ENCODERS
 from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
 from tests.shared.clustered import Clustered, write_corpus
 from tests.shared.stored_runs import write_run
@@ -15,8 +15,10 @@ from tests.shared.threads import Switching, in_threads
 from tests.shared.tiny_bert import write_tiny_bert
 from tests.shared.tokenizer_files import TOKENIZERS
 
-RUNS = {name: {"encoder": name} for name in ENCODERS}
-RUNS |= {name: {**RUNS[name], "vectors": "vectors.txt"} for name in ENCODERS if name.startswith("mc-")}
+RUNS = {
+    name: {"encoder": name, **{setting: f"{setting}.txt" for setting in kind.needs}}
+    for name, kind in ENCODERS.items()
+}
 RUNS["huggingface"] |= {"model": "simcse", "pooling": "mean"}
 RUNS["sub-words"] = {"encoder": "gru", "max_length": 40}
 RUNS["gloss"] = {"model": "gloss-bow"}

@@ -9,6 +9,7 @@ import torch
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.encoders import ENCODERS
 from fastqt.sentences.runs.model import build_model, outline
 from fastqt.sentences.runs.word_tables import tables_of_vectors, word_tables
 from fastqt.sentences.text import limits
@@ -96,7 +97,7 @@ MASKED = {"masked_words": 0.1, "encoder": "transformer"}
 PAIRS = {"model": "pairs", "corpus": ("x.tsv",), "word_dim": 8}
 GIST = PAIRS | {"teacher": TEACHER, "loss": "gist"}
 REFUSED = [
-    ({"encoder": "cnn"}, "encoder: want one of bow, gru, .*, combine, got 'cnn'"),
+    ({"encoder": "rnn"}, "encoder: want one of bow, gru, .*, combine, got 'rnn'"),
     ({"batch_size": -1}, "batch_size: want at least 2, got -1"),
     ({"steps": 0}, "steps: want at least 1, got 0"),
     ({"context_size": 9, "batch_size": 9}, "context_size: want less than batch_size 9, got 9"),
@@ -277,11 +278,11 @@ def test_settings_that_do_not_fit_the_weights_take_no_memory(planted, tmp_path, 
     assert not built
 
 
-@pytest.mark.parametrize("encoder", ["bow", "gru", "bilstm", "transformer", "combine", "mc-bow", "mc-bigru"])
+@pytest.mark.parametrize("encoder", [x for x, kind in ENCODERS.items() if "checkpoint" not in kind.needs])
 def test_an_outline_draws_no_random_numbers(encoder):
     """The seed of a training then gives the weights that it always gave."""
-    vectors = "v.npz" if encoder.startswith("mc-") else None
-    config = TrainConfig(("x",), encoder=encoder, heads=2, vectors=vectors, **OF_MODEL)
+    files = dict.fromkeys(ENCODERS[encoder].needs, "v.npz")
+    config = TrainConfig(("x",), encoder=encoder, heads=2, **files, **OF_MODEL)
     before = torch.get_rng_state()
     shapes = {name: tensor.shape for name, tensor in outline(config, 9).state_dict().items()}
     assert torch.equal(torch.get_rng_state(), before)

@@ -16,7 +16,6 @@ from fastqt.sentences.inference.export.probes import check_vectors
 from fastqt.sentences.inference.halves import halves_of
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.lexicon import HUGGINGFACE
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import HuggingFaceEncoder
@@ -78,7 +77,7 @@ def write_library_folder(
 
 def is_plain(config: TrainConfig, halves: int) -> bool:
     """Whether the library's own modules compute the vectors: those of one Hugging Face checkpoint."""
-    return config.encoder == HUGGINGFACE and halves == 1
+    return config.checkpoint is not None and halves == 1
 
 
 def library_usage(config: TrainConfig, halves: int) -> Usage:

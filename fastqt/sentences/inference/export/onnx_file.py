@@ -24,7 +24,7 @@ from fastqt.sentences.inference.halves import halves_of
 from fastqt.sentences.inference.texts import in_words, tokens_of
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.lexicon import HUGGINGFACE, save_lexicon
+from fastqt.sentences.runs.lexicon import save_lexicon
 from fastqt.sentences.runs.pairs_model import prompts_of
 
 FILE = "model.onnx"
@@ -68,7 +68,7 @@ ids, mask = encodings["input_ids"], encodings["attention_mask"]
 def onnx_usage(config: TrainConfig) -> Usage:
     """How the exported file of a run with these settings is used, for its card."""
     notes, tokenize = "", OF_WORDS.format(special=config.special_tokens == "add")
-    if config.encoder == HUGGINGFACE:
+    if config.checkpoint is not None:
         tokenize = OF_CHECKPOINT.format(length=config.max_length)
     elif config.unknown == "drop":
         notes = (

@@ -5,20 +5,16 @@ import pytest
 
 from fastqt.sentences.inference.embed import write_vectors
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.runs.encoders import ENCODERS
 from tests.shared.stored_runs import LINES, write_run
 from tests.shared.tiny_bert import write_tiny_bert
 
 # By the settings of the run. Those of a checkpoint are completed by its directory.
 RUNS = {
-    "bow": {},
+    **{name: {"encoder": name} for name, kind in ENCODERS.items() if not kind.needs},
     "bow, unknown words dropped": {"unknown": "drop"},
-    "gru": {"encoder": "gru"},
     "bigru, reset-before": {"encoder": "bigru", "cell": "reset-before"},
-    "lstm": {"encoder": "lstm"},
-    "bilstm": {"encoder": "bilstm"},
-    "transformer": {"encoder": "transformer"},
     "two channels": {"encoder": "mc-bigru", "vectors": "vectors.txt", "trained_dim": 5},
-    "combine": {"encoder": "combine"},
     "frozen tables": {"encoder": "gru", "vectors": "vectors.txt", "freeze_vectors": True},
     "skip-thoughts": {"model": "skip-thoughts"},
     "simcse": {"model": "simcse", "encoder": "transformer", "masked_words": 0.1},

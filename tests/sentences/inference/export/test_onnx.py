@@ -8,8 +8,9 @@ import pytest
 from fastqt.errors import InputError
 from fastqt.nn import BagOfWords
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.export import export_run, graph, onnx_file
+from fastqt.sentences.inference.export import export_run, onnx_file
 from fastqt.sentences.inference.texts import tokens_of
+from fastqt.sentences.runs.encoders.bag_of_words import BagOfWordsForm
 from tests.shared.stored_runs import LINES, write_run
 from tests.shared.tokenizer_files import word_piece
 
@@ -73,7 +74,7 @@ class HostDependent(BagOfWords):
 @pytest.mark.slow
 def test_what_torch_cannot_export_is_an_error_in_words(tmp_path, monkeypatch, capfd):
     run = write_run(tmp_path / "run")
-    monkeypatch.setattr(graph, "BagGraph", lambda encoder: HostDependent(*encoder.embedding.weight.shape))
+    monkeypatch.setattr(BagOfWordsForm, "graph", lambda *_: HostDependent(50, 8))
     with pytest.raises(InputError, match=r"format: torch cannot export this encoder to onnx: "):
         export_run(run, tmp_path / "out", "onnx")
     assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -1,0 +1,91 @@
+"""The sentence encoders that a training can name, one record each. Like the settings, it imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastqt.sentences.runs.encoders.forms import EncoderForm
+
+
+@dataclass(frozen=True)
+class EncoderKind:
+    """What settings, training and export have to know of an encoder.
+
+    What needs torch is in its form: how it is made of the settings, compiled and exported.
+    """
+
+    name: str  # as --encoder has it
+    encoder: str  # its class in fastqt
+    form: str  # the module in this folder and the class in it, an `EncoderForm`
+    needs: tuple[str, ...] = ()  # the settings without which it cannot be made
+    bidirectional: bool = False  # whether each of two directions has half of hidden_size
+    has_heads: bool = False  # whether it has attention heads, each with an equal part of word_dim
+    has_states: bool = False  # whether it has a state for each word, from which masked words are predicted
+    compiles: bool = False  # whether it is faster when torch compiles it
+    is_table: bool = False  # whether it has no weights but word vectors
+    in_skip_thoughts: bool = False  # whether skip-thoughts has it
+    channel: str = ""  # of an encoder of two channels, one of them on frozen word vectors: the kind of both
+    parts: tuple[str, ...] = ()  # of a model of several models: the encoder of each
+    # The defaults that differ from those of the model, by the model.
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def load_form(self) -> EncoderForm[Any]:
+        """Imports the form, and torch with it."""
+        module, name = self.form.split(".")
+        form: EncoderForm[Any] = getattr(import_module(f"{__name__}.{module}"), name)()
+        return form
+
+
+BOW = EncoderKind(
+    "bow",
+    "BagOfWords",
+    "bag_of_words.BagOfWordsForm",
+    is_table=True,
+    defaults={"quickthoughts": {"batch_size": 1500, "context_size": 3}},
+)
+GRU = EncoderKind("gru", "GRUEncoder", "recurrent.GRUForm", in_skip_thoughts=True)
+LSTM = EncoderKind("lstm", "LSTMEncoder", "recurrent.LSTMForm")
+TRANSFORMER = EncoderKind(
+    "transformer",
+    "Transformer",
+    "transformer.TransformerForm",
+    has_heads=True,
+    has_states=True,
+    compiles=True,
+)
+CHECKPOINT = EncoderKind(
+    "huggingface",
+    "HuggingFaceEncoder",
+    "checkpoint.CheckpointForm",
+    needs=("checkpoint",),
+    has_states=True,
+    compiles=True,
+    defaults={
+        "simcse": {"learning_rate": 3e-5},
+        "mixcse": {"learning_rate": 3e-5},
+        "pairs": {"learning_rate": 2e-5},  # usual where a checkpoint becomes a retriever
+    },
+)
+CHANNELS = EncoderKind("mc-gru", "Combine", "channels.ChannelsForm", needs=("vectors",), channel="gru")
+
+# By the name. A new encoder has its class in fastqt/nn, its form in this folder, and its record here.
+ENCODERS = {
+    kind.name: kind
+    for kind in (
+        BOW,
+        GRU,
+        replace(GRU, name="bigru", bidirectional=True),
+        LSTM,
+        replace(LSTM, name="bilstm", bidirectional=True),
+        TRANSFORMER,
+        CHECKPOINT,
+        replace(CHANNELS, name="mc-bow", channel="bow", defaults=BOW.defaults),
+        CHANNELS,
+        replace(CHANNELS, name="mc-bigru", channel="bigru", bidirectional=True),
+        EncoderKind("combine", "", "", parts=("gru", "bigru"), bidirectional=True),
+    )
+}

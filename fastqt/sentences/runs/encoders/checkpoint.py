@@ -1,0 +1,42 @@
+"""How Hugging Face checkpoints become encoders, and are compiled and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.encoders.forms import EncoderForm
+
+
+class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
+    def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> HuggingFaceEncoder:
+        directory = cast("str", config.checkpoint)
+        source = (directory,) if pretrained else untrained(directory)
+        pooling = cast("Pooling", config.pooling)
+        return HuggingFaceEncoder(*source, pooling=pooling, max_length=config.max_length)
+
+    def compiled(self, encoder: HuggingFaceEncoder) -> Iterator[nn.Module]:
+        yield encoder.model
+
+    def vectors(self, encoder: HuggingFaceEncoder, tokens: Tensor, valid: Tensor) -> Tensor:
+        # Some models derive the positions of words from which ids are padding ids.
+        padding = encoder.tokenizer.pad_token_id or 0
+        blank = ~valid.any(1, keepdim=True)
+        output = encoder.model(
+            input_ids=torch.where(valid, tokens, padding), attention_mask=(valid | blank).long()
+        )
+        return torch.where(blank, 0.0, encoder.pooled(output, valid))
+
+    def description(self, encoder: HuggingFaceEncoder) -> dict[str, Any]:
+        return {"kind": "checkpoint", "pooling": encoder.pooling}
+
+    def weights(self, encoder: HuggingFaceEncoder, folder: Path) -> dict[str, Tensor]:
+        """None: they have a directory of their own, as `transformers` writes it."""
+        encoder.save(folder)
+        return {}

@@ -1,0 +1,69 @@
+"""How the encoders of a class are made of a run's settings, compiled and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from fastqt.nn import Encoder
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.encoders import ENCODERS
+
+E = TypeVar("E", bound=Encoder)
+
+
+class EncoderForm(Generic[E]):
+    """Of these methods every form has `build`, `description`, and either `vectors` or `graph`."""
+
+    def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> E:
+        """A freshly initialised encoder, on the CPU; for the arguments see `build_model`."""
+        raise NotImplementedError
+
+    def compiled(self, encoder: E) -> Iterator[nn.Module]:
+        """The modules of an encoder that torch compiles."""
+        yield from ()
+
+    def graph(self, encoder: E) -> nn.Module:
+        """The module of `vectors`, which an export to ONNX traces."""
+        return Graph(self, encoder)
+
+    def vectors(self, encoder: E, tokens: Tensor, valid: Tensor) -> Tensor:
+        """The encoder's vectors (B, E), by operations that ONNX has.
+
+        Tokens (B, L) are 0 as padding, and `valid` (B, L) says where words are.
+        """
+        raise NotImplementedError
+
+    def description(self, encoder: E) -> dict[str, Any]:
+        """What the encoder computes, in the words of encoder.json."""
+        raise NotImplementedError
+
+    def weights(self, encoder: E, folder: Path) -> dict[str, Tensor]:
+        """The encoder's weights under torch.nn's names, unless they are written to a directory of their own.
+
+        Frozen word vectors that two encoders share are in the file once for each of them.
+        """
+        table: Any = encoder.embedding
+        return {**encoder.state_dict(), "embedding.weight": table.weight.detach().clone()}
+
+    def parts(self, name: str, encoder: E) -> Iterator[tuple[str, Encoder]]:
+        """The encoders whose vectors stand beside each other in an encoder's, by their names in its model."""
+        yield name, encoder
+
+
+class Graph(nn.Module):
+    def __init__(self, form: EncoderForm[E], encoder: E) -> None:
+        super().__init__()
+        self.form, self.encoder = form, encoder
+
+    def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        return self.form.vectors(self.encoder, tokens, valid)
+
+
+def form_of(encoder: Encoder) -> EncoderForm[Any]:
+    """The form of an encoder's class."""
+    name = type(encoder).__name__
+    return next(kind for kind in ENCODERS.values() if kind.encoder == name).load_form()
