@@ -29,15 +29,15 @@ def test_false_negatives(benchmark, N, D, backend):
     loss = partial(fastqt.info_nce_loss, *leaves, backend=backend)
 
     def guided() -> Tensor:
-        return loss(guide=fastqt.Guide(*leaves, margin=-MARGIN))
+        return loss(exclude=fastqt.Guide(*leaves, margin=-MARGIN))
 
-    ours = forward_and_backward(partial(loss, false_negative_margin=MARGIN), *leaves)
+    ours = forward_and_backward(partial(loss, exclude=fastqt.Margin(MARGIN)), *leaves)
     others = {
         "gemm": partial(loss_products(queries, candidates), queries.detach(), candidates.detach()),
         "without": forward_and_backward(loss, *leaves),
         "guide": forward_and_backward(guided, *leaves),
     }
-    assert loss(false_negative_margin=MARGIN) < loss()  # Some cells leave.
+    assert loss(exclude=fastqt.Margin(MARGIN)) < loss()  # Some cells leave.
 
     peaks = {name: peak_above_gradients(run, leaves) for name, run in {"ours": ours, **others}.items()}
     rounds = max(5, min(100, int(2e11 / (N * N * D))))

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import fastqt
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
@@ -158,7 +159,7 @@ def made(side: str, configuration: Configuration, model: Any) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)  # the library's, of its symmetric losses
             loss = getattr(module, configuration.name)(model, **configuration.options)
     elif side == "ours":
-        loss = ours.SentenceTransformerLoss(model, false_negative_margin=configuration.margin)
+        loss = ours.SentenceTransformerLoss(model, exclude=fastqt.Margin(configuration.margin))
     else:  # its threshold is the positive's similarity minus the margin
         contrasts = {"contrast_anchors": False, "contrast_positives": False}
         loss = losses.GISTEmbedLoss(model, model, 1 / 20, margin=-configuration.margin, **contrasts)

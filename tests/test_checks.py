@@ -45,14 +45,14 @@ def test_a_tensor_of_another_kind_is_refused_by_name(name, argument):
             function(**{**arguments, argument: other})
 
 
-@pytest.mark.parametrize("argument", ["candidates", "mask", "bias"])
+@pytest.mark.parametrize("argument", ["candidates", "exclude", "bias"])
 def test_another_device_is_named(argument):
-    shapes = {"queries": (N, D), "candidates": (N, D), "mask": (N, N), "bias": (N,)}
+    shapes = {"queries": (N, D), "candidates": (N, D), "exclude": (N, N), "bias": (N,)}
     with FakeTensorMode():
         made = {
             name: torch.zeros(
                 shape,
-                dtype=torch.bool if name == "mask" else torch.float32,
+                dtype=torch.bool if name == "exclude" else torch.float32,
                 device="cuda" if name == argument else "cpu",
             )
             for name, shape in shapes.items()
@@ -100,7 +100,9 @@ def test_unsigned_ids_that_int64_does_not_hold_are_refused():
     """2**64 - 100 wraps to -100, which means that a row has no target."""
     ids = torch.tensor([0, 2**64 - 100], dtype=torch.uint64)
     for targets in (ids, fastqt.Diagonal()):
-        groups = {} if targets is ids else {"query_groups": ids, "candidate_groups": ids}
-        with pytest.raises(ValueError, match=r"^(targets|query_groups): want values below 2\*\*63"):
-            fastqt.contrastive_loss(F[:2], G[:2], targets, diagonal="keep", **groups)
+        same = {} if targets is ids else {"query_ids": ids}
+        with pytest.raises(ValueError, match=r"^(targets|query_ids): want values below 2\*\*63"):
+            fastqt.contrastive_loss(
+                *(F[:2], G[:2], targets), diagonal="keep", exclude=fastqt.Same(**same) if same else None
+            )
     assert as_ids("ids", torch.tensor([2**63 - 1], dtype=torch.uint64)).item() == 2**63 - 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt import Diagonal, Sparse, Window, nn, smoothed
+from fastqt import Diagonal, Margin, Same, Sparse, Window, Within, nn, smoothed
 from fastqt.engines import ops, plans
 from tests.shared.tolerances import FLOAT64
 
@@ -91,15 +91,15 @@ MISTAKES = [
     ),
     (loss(backend="cuda"), "backend: 'cuda' is not available: .*without one the best that works is taken"),
     (loss(document_ids=OWN[:5]), "document_ids: want one id for each of N=8 queries, .*got 5 ids"),
-    (loss(context_size=0), r"size \(context_size\): want an integer >= 1, got 0"),
+    (loss(context_size=0), "context_size: want at least 1, got 0"),
     (
         loss(context_size=8),
         r"size \(context_size\): want a reach of fewer rows .*got 8.* smaller one, or a larger batch",
     ),
     (loss(negatives=G[:, :12]), "negatives: want D=16 columns as queries has, got 12"),
     (
-        loss(mask=torch.zeros(8, 8)),
-        r"mask: want dtype torch\.bool.*, got torch\.float32.* convert it by bool\(\)",
+        loss(exclude=torch.zeros(8, 8)),
+        r"exclude: want dtype torch\.bool.*, got torch\.float32.* convert it by bool\(\)",
     ),
     (loss(group="world"), r"group: want a Group, a ProcessGroup.*got str.*torch\.distributed\.group\.WORLD"),
     (loss(memory=1024), "memory: want at least 16777216 bytes, got 1024"),
@@ -138,8 +138,8 @@ REFUSED = [
     (loss(F[:, :0]), VALUE, "queries: want at least one row and one column"),
     (loss(candidates=G[None]), VALUE, r"candidates: .* got \(1, 8, 16\)"),
     (loss(row_negatives=G[:5]), VALUE, "row_negatives: .* N=8 queries, got 5"),
-    (loss(context_size=1.5), VALUE, "size .*want an integer >= 1, got 1.5"),
-    (loss(context_size=True), VALUE, "size .*want an integer >= 1, got True"),
+    (loss(context_size=1.5), TYPE, "context_size: want an integer, got 1.5"),
+    (loss(context_size=True), TYPE, "context_size: want an integer, got True"),
     (loss(context_size=10**12), VALUE, r"size .*got 10{12}"),
     (
         loss(targets=Window(2), context_size=2),
@@ -174,10 +174,20 @@ REFUSED = [
         VALUE,
         "targets: smoothed .* diagonal='exclude' forbids",
     ),
-    (loss(targets=smoothed(Window()), mask=X), VALUE, "mask: want None"),
-    (loss(query_groups=OWN), VALUE, "candidate_groups: want it together"),
-    (loss(query_groups=OWN, candidate_groups=OWN[:5]), VALUE, "candidate_groups: want 8 ids, got 5"),
-    (loss(mask=X[:5]), VALUE, r"mask: want shape \(N, M\) = \(8, 8\), got \(5, 8\)"),
+    (loss(targets=smoothed(Window()), exclude=X), VALUE, "exclude: want None with smoothed targets"),
+    (loss(candidates=G[:5], exclude=Same(OWN)), VALUE, "exclude: want candidate_ids where .* got M=5, N=8"),
+    (loss(exclude=Same(OWN, OWN[:5])), VALUE, "exclude: want 8 candidate_ids, got 5"),
+    (loss(exclude=Within(OWN[:5], OWN)), VALUE, "exclude: want 8 query_ids, got 5"),
+    (loss(exclude=Within(OWN, negative_ids=OWN)), VALUE, "exclude: want negative_ids with negatives alone"),
+    (loss(negatives=G[:3], exclude=Same(OWN, negative_ids=OWN)), VALUE, "exclude: want 3 negative_ids, .* 8"),
+    (loss(exclude=X[:5]), VALUE, r"exclude: want shape \(N, M\) = \(8, 8\), got \(5, 8\)"),
+    (loss(exclude="mask"), TYPE, "exclude: want Margin, .* or a sequence of them, got 'mask'"),
+    (loss(exclude=0.1), TYPE, "exclude: want Margin, .* or a sequence of them, got 0.1"),
+    (loss(exclude=[X, X]), VALUE, r"exclude: want at most one bool tensor, got several; join them by \|"),
+    (loss(exclude=[Margin(0.1), Margin(0.2)]), VALUE, "exclude: want at most one Margin, got several"),
+    (lambda: Same(F[:, 0]), TYPE, "query_ids: want an integer dtype"),
+    (lambda: Within(OWN, OWN[None]), VALUE, "candidate_ids: want a 1-D"),
+    (lambda: Same(OWN, negative_ids=[1, 2]), TYPE, "negative_ids: want a tensor, got list"),
     (lambda: Window(0), VALUE, "size .*: want an integer >= 1, got 0"),
     (lambda: Window(2, offsets=[1]), VALUE, "size .*: want None beside offsets, got 2"),
     (
@@ -230,7 +240,7 @@ OF_VALUES = [
         loss(targets=HUGE.to_sparse_csr(), diagonal="keep"),
         r"row 0's .*column \d has an infinite weight, or makes the sum",
     ),
-    (loss(mask=NEXT.bool()), "row 0's target column 1 is a cell that mask excludes"),
+    (loss(exclude=NEXT.bool()), "row 0's target column 1 is a cell that mask excludes"),
 ]
 
 

@@ -71,7 +71,8 @@ def test_it_refuses_in_words(name):
 
 
 USED = {
-    "tensor": (QUERIES, {}, TypeError, "guide: want a fastqt.Guide, got Tensor"),
+    "tensor": (QUERIES, {}, TypeError, "exclude: want dtype torch.bool"),
+    "embeddings": ((QUERIES, CANDIDATES), {}, ValueError, "exclude: want at most one bool tensor"),
     "queries": (
         fastqt.Guide(QUERIES[:5], CANDIDATES[:6]),
         {},
@@ -106,7 +107,7 @@ USED = {
         fastqt.Guide(QUERIES, CANDIDATES[:6]),
         {"targets": fastqt.smoothed(fastqt.Window())},
         ValueError,
-        "guide: want None with smoothed targets",
+        "exclude: want None with smoothed targets",
     ),
 }
 
@@ -115,4 +116,4 @@ USED = {
 def test_a_loss_refuses_a_guide_that_does_not_fit(name):
     guide, changed, kind, message = USED[name]
     with pytest.raises(kind, match=message):
-        fastqt.contrastive_loss(**{"queries": X, "candidates": X, **changed}, guide=guide)
+        fastqt.contrastive_loss(**{"queries": X, "candidates": X, **changed}, exclude=guide)

@@ -11,14 +11,16 @@ import pytest
 
 import fastqt
 from fastqt import options
+from fastqt.arguments import NO_BATCH
 from fastqt.cached.encoding import CHECKS
 from fastqt.compiling import TARGETS
 from fastqt.distributed import group
 from fastqt.engines import ENGINES
 from fastqt.guide import MARGIN_STRATEGIES
-from fastqt.losses import curl, gloss, max_margin, mixcse, ranking_options
+from fastqt.loss import DECLARED
+from fastqt.losses import gloss, ranking
 from fastqt.nn.gloss import DECODERS
-from fastqt.problem import DIAGONALS, MEMORY_MODES, REDUCTIONS, SIMILARITIES, TARGET_REDUCTIONS
+from fastqt.problem import MEMORY_MODES, REDUCTIONS, TARGET_REDUCTIONS
 from tests.shared.loss_stub import STUB, stub
 
 FILES = (options, gloss, fastqt.nn.gloss)  # that list values
@@ -54,22 +56,12 @@ def test_the_stub_has_the_options_of_the_loss_modules():
     [
         ("Reduction", REDUCTIONS),
         ("TargetReduction", TARGET_REDUCTIONS),
-        ("DiagonalMode", DIAGONALS),
-        ("MarginDiagonal", max_margin.MARGIN_DIAGONALS),
-        ("Similarity", SIMILARITIES),
         ("MemoryMode", MEMORY_MODES),
         ("Backend", tuple(ENGINES)),
         ("Target", TARGETS),
         ("MarginStrategy", MARGIN_STRATEGIES),
-        ("BlockNegatives", curl.BLOCK_NEGATIVES),
         ("PositionLoss", gloss.POSITION_LOSSES),
-        ("MixForm", mixcse.FORMS),
-        ("MixPartner", mixcse.PARTNERS),
-        ("MixBlocks", mixcse.BLOCKS),
-        ("MaskedCell", mixcse.MASKED_CELLS),
-        ("Direction", ranking_options.DIRECTIONS),
-        ("PartitionMode", ranking_options.PARTITION_MODES),
-        ("HardnessMode", ranking_options.HARDNESS_MODES),
+        ("Direction", ranking.DIRECTIONS),
         ("ShardSizes", group.SHARDS),
         ("Edges", group.EDGES),
         ("GroupGradients", group.GRADIENTS),
@@ -80,6 +72,30 @@ def test_the_stub_has_the_options_of_the_loss_modules():
 )
 def test_a_type_and_the_check_at_run_time_have_the_same_values(alias, checked):
     assert get_args(next(vars(file)[alias] for file in FILES if alias in vars(file))) == tuple(checked)
+
+
+# The aliases whose values the losses that take them check, and no list of its own.
+OF_LOSSES = {
+    *("Reduction", "TargetReduction", "DiagonalMode", "MarginDiagonal", "Similarity", "BlockNegatives"),
+    *("MixForm", "MixPartner", "MixBlocks", "MaskedCell", "PartitionMode", "HardnessMode"),
+}
+
+
+def test_losses_check_the_values_of_the_types_that_their_signatures_show():
+    found = set()
+    for function, declaration in DECLARED.items():
+        for name, parameter in inspect.signature(function).parameters.items():
+            alias = str(parameter.annotation).removesuffix(" | None")
+            if alias not in OF_LOSSES:
+                continue
+            values, check = get_args(getattr(options, alias)), declaration.others[name].check
+            for value in values:
+                assert check(name, value, NO_BATCH) == value
+            wanted = f"^{name}: want one of {', '.join(map(repr, values))}, got 'other'$"
+            with pytest.raises(ValueError, match=wanted):
+                check(name, "other", NO_BATCH)
+            found.add(alias)
+    assert found == OF_LOSSES
 
 
 # Arguments that take any text, or none that is an option.

@@ -100,8 +100,9 @@ def changed_inputs() -> dict[str, tuple[dict[str, Any], torch.Tensor]]:
     partners = torch.arange(13).roll(3)
     kept = {"targets": fastqt.Diagonal(), "diagonal": "keep"}
     return {
-        "mask": ({"mask": mask}, mask),
-        "groups": ({"query_groups": ids, "candidate_groups": ids.clone()}, ids),
+        "mask": ({"exclude": mask}, mask),
+        "groups": ({"exclude": fastqt.Same(ids, ids.clone())}, ids),
+        "parts": ({"exclude": fastqt.Within(ids, ids.clone())}, ids),
         "dense targets": ({"targets": dense}, dense),
         "Sparse values": ({"targets": fastqt.Sparse(sparse)}, sparse.values()),
         "class indices": ({"targets": columns}, columns),
@@ -132,7 +133,8 @@ def losses_that_are_kept() -> dict[str, Callable[[torch.Tensor, torch.Tensor], t
         "low": lambda x, y: fastqt.contrastive_loss(x, y, memory="low"),
         "none": lambda x, y: fastqt.contrastive_loss(x, y, reduction="none").sum(),
         "normalised": lambda x, y: fastqt.info_nce_loss(x, y),
-        "groups": lambda x, y: fastqt.contrastive_loss(x, y, query_groups=ids, candidate_groups=ids.clone()),
+        "groups": lambda x, y: fastqt.contrastive_loss(x, y, exclude=fastqt.Same(ids, ids.clone())),
+        "parts": lambda x, y: fastqt.contrastive_loss(x, y, exclude=fastqt.Within(ids, ids.clone())),
         "clip": lambda x, y: fastqt.clip_loss(x, y, scale=20.0),
         "mixcse": lambda x, y: fastqt.mixcse_loss(x, y, form="released"),
         "log_sum_exp": lambda x, y: fastqt.log_sum_exp(x, y).sum(),

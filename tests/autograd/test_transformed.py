@@ -34,7 +34,7 @@ def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:
         "contrastive": lambda x, y, s: fastqt.contrastive_loss(x, y, scale=s, **options),
         "low": lambda x, y, s: fastqt.contrastive_loss(x, y, scale=s, memory="low", **options),
         "sum": lambda x, y, s: fastqt.contrastive_loss(
-            x, y, scale=s, normalize=True, query_groups=IDS, candidate_groups=IDS, reduction="sum", **options
+            x, y, scale=s, normalize=True, exclude=fastqt.Same(IDS), reduction="sum", **options
         ),
         "mixed": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, **options),
         "released": lambda x, y, s: fastqt.mixcse_loss(x, y, scale=s, form="released", **options),

@@ -136,7 +136,11 @@ def test_the_new_setting_of_float32_is_read_for_float32_alone():
         ((1025, 1025, 2), {}, "N, M <= 1024 and D <= 4800, got N=1025, M=1025, D=2"),
         ((4, 4, 4801), {}, "got N=4, M=4, D=4801"),
         ((4, 4, 2), {"negatives": torch.ones(3, 2)}, "does not know negatives"),
-        ((4, 4, 2), {"bias": 1.0, "mask": torch.zeros(4, 4, dtype=torch.bool)}, "does not know bias, mask"),
+        (
+            (4, 4, 2),
+            {"bias": 1.0, "exclude": torch.zeros(4, 4, dtype=torch.bool)},
+            "does not know bias, mask",
+        ),
         ((4, 4, 2), {"row_scores": torch.ones(4)}, "does not know row_scores"),
         ((4, 4, 2), {"targets": fastqt.smoothed(fastqt.Window())}, "does not know smoothed targets"),
     ],

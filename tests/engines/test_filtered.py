@@ -9,8 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastqt
-from fastqt.engines import ops, own_products
-from fastqt.functional import guided
+from fastqt.engines import filtered, ops, own_products
 from fastqt.engines.guide_rows import GuideRows
 from tests.shared import oracle
 from tests.shared.ring_memory import Live
@@ -22,9 +21,9 @@ N, M, D, E, K = 13, 17, 6, 5, 4
 @pytest.fixture
 def chunks(monkeypatch):
     """Chunks of 4 rows and tiles of 3 columns, so that these problems have several of each."""
-    monkeypatch.setattr(guided, "ROOM", {"cpu": (0, 0)})
-    monkeypatch.setattr(guided, "MIN_ROWS", 4)
-    monkeypatch.setattr(guided, "MIN_COLUMNS", 3)
+    monkeypatch.setattr(filtered, "ROOM", {"cpu": (0, 0)})
+    monkeypatch.setattr(filtered, "MIN_ROWS", 4)
+    monkeypatch.setattr(filtered, "MIN_COLUMNS", 3)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -41,7 +40,7 @@ def test_a_copy_of_the_positive_stays_in_whatever_order_its_score_is_summed(widt
     queries = drawn(N, width, seed=1).to(dtype)
     guide = fastqt.Guide(queries, columns, negatives=positives[copies])
     zeros = torch.zeros(2 * N, 1)
-    staying = fastqt.log_sum_exp(zeros[:N], zeros, negatives=zeros[:N], guide=guide).exp().round()
+    staying = fastqt.log_sum_exp(zeros[:N], zeros, negatives=zeros[:N], exclude=guide).exp().round()
     scores = oracle.guide_scores(*(x.double().numpy() for x in (queries, columns)))
     wanted = ~oracle.guide_excludes(scores, oracle.guide_thresholds(scores, 0.0, "absolute"))
     assert wanted[:, N:].any(1).all()
@@ -53,13 +52,13 @@ def test_an_error_names_the_row_of_the_problem(chunks):
     mask[9, 10] = True
     guide = fastqt.Guide(x, x)
     with pytest.raises(ValueError, match="row 9's target column 10 is a cell that mask excludes"):
-        fastqt.contrastive_loss(x, x, fastqt.Window(offsets=[1]), mask=mask, guide=guide)
+        fastqt.contrastive_loss(x, x, fastqt.Window(offsets=[1]), exclude=[mask, guide])
     labels = torch.arange(N).where(torch.arange(N) != 11, N + 1)
     guide = fastqt.Guide(x, x, negatives=x)
     with pytest.raises(ValueError, match=f"row 11's target column {N + 1} is outside the M={N} candidates"):
-        fastqt.contrastive_loss(x, x, labels, diagonal="keep", negatives=x, guide=guide)
+        fastqt.contrastive_loss(x, x, labels, diagonal="keep", negatives=x, exclude=guide)
     with pytest.raises(ValueError, match="row 0's target column 0 is on the diagonal"):
-        fastqt.contrastive_loss(x, x, torch.arange(N), diagonal="exclude", guide=fastqt.Guide(x, x))
+        fastqt.contrastive_loss(x, x, torch.arange(N), diagonal="exclude", exclude=fastqt.Guide(x, x))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
@@ -73,8 +72,7 @@ def test_a_wrong_scale_is_named_before_a_wrong_target(backend):
             torch.tensor([1, 2, 2, 0]),  # row 2's is on the diagonal
             diagonal="exclude",
             scale=torch.tensor(-1.0),
-            guide=guide,
-            false_negative_margin=0.1,
+            exclude=[guide, fastqt.Margin(0.1)],
             backend=backend,
         )
 
@@ -85,7 +83,7 @@ def test_a_scalar_loss_takes_the_guides_product_once_and_rows_twice():
     guide, counts = fastqt.Guide(of_guide, of_guide), []
     for reduction in ("mean", "sum", "none"):
         with FlopCounterMode(display=False) as products:
-            fastqt.contrastive_loss(x, x, guide=guide, reduction=reduction, backend="cpu").sum().backward()
+            fastqt.contrastive_loss(x, x, exclude=guide, reduction=reduction, backend="cpu").sum().backward()
         counts.append(products.get_total_flops())  # that engine's own products are not among them
     assert counts == [2 * E * N * N * times for times in (1, 1, 2)]
 
@@ -99,7 +97,7 @@ def test_no_part_of_the_memory_grows_with_both_sides(loss):
 
     def step() -> None:
         guide = fastqt.Guide(*of_guide)
-        torch.autograd.grad(getattr(fastqt, loss)(*tensors, guide=guide, memory=room), tensors)
+        torch.autograd.grad(getattr(fastqt, loss)(*tensors, exclude=guide, memory=room), tensors)
 
     step()
     with Live(*tensors, *of_guide) as live:
@@ -126,7 +124,9 @@ def test_a_logsumexp(backend, diagonal):
         **dict(zip(("mask", "negatives_mask"), masks, strict=True)),
     )
     guide = fastqt.Guide(*of_guide[:2], thresholds=thresholds, negatives=of_guide[2])
-    rows = fastqt.log_sum_exp(*given[:2], negatives=given[2], guide=guide, diagonal=diagonal, backend=backend)
+    rows = fastqt.log_sum_exp(
+        *given[:2], negatives=given[2], exclude=guide, diagonal=diagonal, backend=backend
+    )
     assert relative(rows, truth.loss) < tolerance
     found = torch.autograd.grad(rows, given, torch.from_numpy(weights).to(rows.dtype))
     for gradient, name in zip(found, ("queries", "candidates", "negatives"), strict=True):
@@ -135,7 +135,7 @@ def test_a_logsumexp(backend, diagonal):
 
 def test_a_guide_that_is_changed_before_a_recomputing_backward_is_torchs_error():
     x, of_guide = torch.randn(N, D, requires_grad=True), drawn(N, E, seed=2)
-    rows = fastqt.log_sum_exp(x, x.detach(), guide=fastqt.Guide(of_guide, drawn(N, E, seed=3)))
+    rows = fastqt.log_sum_exp(x, x.detach(), exclude=fastqt.Guide(of_guide, drawn(N, E, seed=3)))
     of_guide.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         rows.sum().backward()
@@ -144,7 +144,7 @@ def test_a_guide_that_is_changed_before_a_recomputing_backward_is_torchs_error()
 def test_an_engine_that_takes_no_mask_is_refused_in_words():
     x = torch.randn(3, 2)
     with pytest.raises(ValueError, match="backend: 'cuda' is not available"):
-        fastqt.contrastive_loss(x, x, guide=fastqt.Guide(x, x), backend="cuda")
+        fastqt.contrastive_loss(x, x, exclude=fastqt.Guide(x, x), backend="cuda")
 
 
 ROWS, COLUMNS = 60, 70

@@ -1,6 +1,7 @@
 """Plans are kept between calls: never for another kind of call, never in place of a check of values."""
 
 import gc
+import importlib
 import random
 import threading
 import weakref
@@ -12,10 +13,11 @@ import torch
 
 import fastqt
 from fastqt.engines import cpu, plans
-from fastqt.functional import loss as loss_of_calls
 from fastqt.torch_modes import input_dtype
 from tests.shared.tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
+# Not `from fastqt.functional import loss`, which is the decorator of that name.
+loss_of_calls = importlib.import_module("fastqt.functional.loss")
 N, M, D = 7, 9, 5
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "contrastive": fastqt.contrastive_loss,
@@ -121,8 +123,8 @@ def bad_calls() -> dict[str, tuple[Callable[[list], list], dict[str, Any], type[
         "scale tensor": (unchanged, {"scale": torch.tensor(float("nan"))}, ValueError, "scale"),
         "bias": (unchanged, {"bias": float("inf")}, ValueError, "bias"),
         "negatives": (unchanged, {"negatives": torch.randn(3, D + 1)}, ValueError, "negatives"),
-        "mask": (unchanged, {"mask": torch.zeros(N, N, dtype=torch.bool)}, ValueError, "mask"),
-        "groups": (unchanged, {"query_groups": torch.arange(N)}, ValueError, "candidate_groups"),
+        "mask": (unchanged, {"exclude": torch.zeros(N, N, dtype=torch.bool)}, ValueError, "exclude"),
+        "groups": (unchanged, {"exclude": fastqt.Same(torch.arange(N))}, ValueError, "candidate_ids"),
         "backend": (unchanged, {"backend": "gpu"}, ValueError, "backend"),
         "index": (unchanged, {"targets": torch.full((N,), M), "diagonal": "keep"}, ValueError, "targets"),
         "weight": (unchanged, {"targets": -torch.ones(N, M), "diagonal": "keep"}, ValueError, "targets"),

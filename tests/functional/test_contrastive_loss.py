@@ -1,9 +1,8 @@
 """contrastive_loss and sigmoid_loss equal the oracle: every option and reduction, value and gradients.
 
-Ranks compare each field of a call, also a new one.
+Ranks compare each argument of a loss, also a new one, and each kind of filter.
 """
 
-from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.functional.call import Call
-from fastqt.functional.ranks import facts_of
+from fastqt.exclusions import as_exclusions
+from fastqt.loss import DECLARED
 from tests.shared.cases import CASES, D, N
 from tests.shared.tolerances import FLOAT64, FOR_DTYPE, relative
 
@@ -97,15 +96,46 @@ def test_refuses(name):
         fastqt.sigmoid_loss(torch.randn(6, 4), torch.randn(6, 4), **arguments)
 
 
-# What ranks may have otherwise: how a loss is computed, and which loss it is, which they compare before.
-OF_EACH_RANK = {"link", "memory", "backend"}
+# What ranks may have otherwise: how a loss is computed, and who they are.
+OF_EACH_RANK = {"memory", "backend", "group"}
 
 
-def test_ranks_compare_each_field():
+@pytest.mark.parametrize("name", ["contrastive_loss", "sigmoid_loss", "log_sum_exp"])
+def test_ranks_compare_each_argument(name):
+    declaration = DECLARED[getattr(fastqt, name)]
     queries, candidates = torch.randn(2, 4, 3)
-    options = {"diagonal": "keep", "scale": 1.0, "bias": 0.0, "normalize": False, "reduction": "mean"}
-    how = {"memory": "fast", "backend": None}
-    call = Call("softmax", queries, candidates, fastqt.Diagonal(), **options, **how)
-    compared = {name.removesuffix(" given") for name in facts_of(call, SimpleNamespace(check="first"))}
+    values = dict(declaration.defaults, queries=queries, candidates=candidates)
+    if "targets" in values:
+        values["targets"] = fastqt.Diagonal()
+    facts = declaration.facts_of(values, SimpleNamespace(check="first"))
+    compared = {fact.removesuffix(" given") for fact in facts}
     of_embeddings = {"queries", "candidates"}  # by their width, dtype and device
-    assert {field.name for field in fields(Call)} - OF_EACH_RANK - of_embeddings <= compared
+    # The default window, of which ranks compare what it is lowered to.
+    of_targets = {"context_size", "document_ids"}
+    assert set(declaration.names) - OF_EACH_RANK - of_embeddings - of_targets <= compared
+
+
+IDS = torch.arange(4)
+FILTERS = {
+    "none": None,
+    "margin": fastqt.Margin(0.1),
+    "another margin": fastqt.Margin(0.2),
+    "relative": fastqt.Margin(0.1, "relative"),
+    "same": fastqt.Same(IDS),
+    "within": fastqt.Within(IDS),
+    "of negatives": fastqt.Same(IDS, negative_ids=IDS),
+    "two": [fastqt.Same(IDS), fastqt.Within(IDS)],
+    "guide": fastqt.Guide(*torch.ones(2, 4, 3)),
+    "wider guide": fastqt.Guide(*torch.ones(2, 4, 5)),
+    "above": fastqt.Above(torch.zeros(4)),
+    "tensor": torch.zeros(4, 4, dtype=torch.bool),
+}
+
+
+def test_ranks_tell_filters_from_each_other_and_not_their_values():
+    argument = DECLARED[fastqt.log_sum_exp].others["exclude"]
+    facts = [argument.fact(x if x is None else as_exclusions("exclude", x)) for x in FILTERS.values()]
+    assert len(set(facts)) == len(facts)
+    others = [fastqt.Same(IDS.flip(0)), fastqt.Within(IDS * 0), torch.ones(4, 9, dtype=torch.bool)]
+    for name, x in zip(("same", "within", "tensor"), others, strict=True):
+        assert argument.fact(as_exclusions("exclude", x)) == facts[list(FILTERS).index(name)]

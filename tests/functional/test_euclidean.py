@@ -101,7 +101,7 @@ def test_a_row_without_candidates_has_no_gradient(backend):
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[1] = True
     rows = fastqt.log_sum_exp(
-        queries, candidates, scale=scale, mask=mask, similarity="euclidean", backend=backend
+        queries, candidates, scale=scale, exclude=mask, similarity="euclidean", backend=backend
     )
     assert rows.isneginf().tolist() == [False, True, False]
     of_queries, of_candidates, of_scale = torch.autograd.grad(rows[1], (queries, candidates, scale))

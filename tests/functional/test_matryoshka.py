@@ -282,7 +282,7 @@ def test_a_guide_excludes_the_same_cells_of_all_prefixes():
     guide = fastqt.Guide(*of_guide)
 
     def one(dim, **more):
-        return fastqt.info_nce_loss(x[:, :dim], y[:, :dim], guide=guide, **more)
+        return fastqt.info_nce_loss(x[:, :dim], y[:, :dim], exclude=guide, **more)
 
     assert relative(one(6, matryoshka=(2, 6)), one(2) + one(6)) < FLOAT64
 
@@ -359,7 +359,7 @@ def test_each_prefix_has_false_negatives_of_its_own(backend):
     queries, candidates = (
         torch.randn(12, 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2)
     )
-    options = {"scale": 5.0, "false_negative_margin": 0.05, "backend": backend}
+    options = {"scale": 5.0, "exclude": fastqt.Margin(0.05), "backend": backend}
     loss = fastqt.info_nce_loss(queries, candidates, matryoshka=(3, 8), **options)
     prefixes = [fastqt.info_nce_loss(queries[:, :dim], candidates[:, :dim], **options) for dim in (3, 8)]
     whole = fastqt.info_nce_loss(queries, candidates, scale=5.0, matryoshka=(3, 8), backend=backend)

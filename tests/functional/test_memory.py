@@ -32,8 +32,8 @@ LOSSES = {
     "guide": (
         *(8192, 128),
         """guide = fastqt.Guide(b.detach(), c.detach())
-    yield fastqt.info_nce_loss(a, b, guide=guide)
-    yield fastqt.log_sum_exp(a, b, guide=guide)
+    yield fastqt.info_nce_loss(a, b, exclude=guide)
+    yield fastqt.log_sum_exp(a, b, exclude=guide)
     guides = dict(guide_anchors=b.detach(), guide_positives=c.detach(), guide_negatives=b.detach())
     yield fastqt.gist_embed_loss(a, b, c, **guides)""",
     ),

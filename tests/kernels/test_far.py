@@ -84,7 +84,7 @@ def test_a_mask(memory, transposed):
     queries, candidates = (rows_of(seed).requires_grad_() for seed in range(2))
 
     def gradients(mask):
-        options = {"mask": mask, "scale": 300.0, "memory": memory, "backend": "triton"}
+        options = {"exclude": mask, "scale": 300.0, "memory": memory, "backend": "triton"}
         loss = fastqt.contrastive_loss(queries, candidates, **options)
         return loss.detach(), *torch.autograd.grad(loss, (queries, candidates))
 

@@ -12,8 +12,7 @@ TOKENS = torch.tensor([0, 1, 2, 3, 4, 5])
 SENTENCES = torch.arange(2 * N).reshape(N, 2) % N
 
 # Every public function and all of its tensor arguments.
-GROUPS = {"query_groups": IDS, "candidate_groups": IDS}
-OF_BOTH = {"queries": F, "candidates": G, "negatives": H, "row_negatives": H, "mask": F @ G.T > 99, **GROUPS}
+OF_BOTH = {"queries": F, "candidates": G, "negatives": H, "row_negatives": H, "exclude": F @ G.T > 99}
 CALLS = {
     "contrastive": (fastqt.contrastive_loss, {**OF_BOTH, "document_ids": IDS, "bias": F[:, 0]}),
     "contrastive of targets": (
@@ -90,6 +89,9 @@ CALLS = {
         {"embeddings": F, "teacher_embeddings": G, "candidates": H, "teacher_candidates": G},
     ),
     "Guide": (fastqt.Guide, {"queries": F, "candidates": G, "negatives": H, "thresholds": F[:, 0]}),
+    "Same": (fastqt.Same, {"query_ids": IDS, "candidate_ids": IDS, "negative_ids": IDS}),
+    "Within": (fastqt.Within, {"query_ids": IDS, "candidate_ids": IDS, "negative_ids": IDS}),
+    "Above": (fastqt.Above, {"thresholds": F[:, 0]}),
     "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
     "Window": (fastqt.Window, {"document_ids": IDS}),
     "smoothed": (fastqt.smoothed, {"targets": TOKENS}),

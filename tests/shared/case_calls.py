@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 import fastqt
+from fastqt.exclusions import IdCells
 from fastqt.functional.call import Call
 from fastqt.targets import as_targets
 from tests.shared.cases import Case
@@ -23,5 +24,8 @@ def call_of(case: Case, inputs: dict[str, Tensor], arguments: dict[str, Any]) ->
     size, ids = options.pop("context_size", 1), options.pop("document_ids", None)
     window = fastqt.Window(size, normalize=case.link == "softmax", document_ids=ids)
     targets = as_targets(options.pop("targets", window))
+    of_queries, of_candidates = (options.pop(name, None) for name in ("query_groups", "candidate_groups"))
+    if of_queries is not None:
+        options["ids"] = (IdCells(of_queries, of_candidates, None, equal=True),)
     fixed = {"normalize": False, "reduction": "mean", "memory": "fast", "backend": None}
     return Call(link=case.link, targets=targets, **{**options, **inputs}, **fixed)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fastqt
 from tests.shared import oracle
+from tests.shared.excluding import excluding
 
 N, M, D, K = 13, 17, 6, 5
 
@@ -56,7 +57,7 @@ class Case:
         return functions.get(self.link, fastqt.contrastive_loss)
 
     def loss(self, inputs: dict[str, Tensor], **more: Any) -> Tensor:
-        return self.function(**inputs, **self.arguments, **more)
+        return self.function(**inputs, **excluding(self.arguments), **more)
 
     def expected(self, inputs: dict[str, Tensor], row_weights: oracle.Array | None = None) -> oracle.Result:
         given = {name: x.detach().double().numpy() for name, x in inputs.items()}

@@ -86,12 +86,8 @@ def mask(N: int, M: int, generator: torch.Generator) -> Tensor:
     return (torch.rand(N, M, generator=generator) < 0.2) & (torch.arange(M) != own(N, M, generator)[:, None])
 
 
-def query_groups(N: int, M: int, generator: torch.Generator) -> Tensor:
-    return torch.arange(N) % 7
-
-
-def candidate_groups(N: int, M: int, generator: torch.Generator) -> Tensor:
-    return torch.arange(M) % 7
+def excluded(N: int, M: int, generator: torch.Generator) -> list[Any]:
+    return [mask(N, M, generator), fastqt.Same(torch.arange(N) % 7, torch.arange(M) % 7)]
 
 
 def bias(N: int, M: int, generator: torch.Generator) -> Tensor:
@@ -107,7 +103,7 @@ def mixed(N: int, M: int, generator: torch.Generator) -> fastqt.Mixed:
 
 
 KEEP = {"targets": own, "diagonal": "keep"}
-EXCLUDED = {**KEEP, "mask": mask, "query_groups": query_groups, "candidate_groups": candidate_groups}
+EXCLUDED = {**KEEP, "exclude": excluded}
 IN_TF32: dict[str, Any] = {"dtype": "float32", "precision": "high"}
 LOSSES = {
     "plain": Loss(options={"scale": 0.3}),

@@ -26,7 +26,7 @@ fastqt.mixcse_loss(f, g, form="released", blocks="candidates", masked_cell="excl
 fastqt.curl_block_loss(f, g, negatives="complement")
 fastqt.multiple_negatives_ranking_loss(f, [g, f], directions=("query_to_doc", "doc_to_query"))
 fastqt.cached_backward([f.sin], [f], fastqt.clip_loss, check="always")
-fastqt.info_nce_loss(f, g, scale=1 / 0.05, guide=fastqt.Guide(f, g, margin_strategy="relative"))
+fastqt.info_nce_loss(f, g, scale=1 / 0.05, exclude=fastqt.Guide(f, g, margin_strategy="relative"))
 fastqt.clip_loss(f, g, scale=log_scale.exp())
 fastqt.siglip_loss(f, g, scale=10, bias=-10)
 fastqt.supcon_loss(f, labels)

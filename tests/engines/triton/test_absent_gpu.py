@@ -104,7 +104,7 @@ def with_negatives(function: Callable[..., Tensor], given: Given, **how: Any) ->
 
 def with_guide(given: Given, margin: float, **how: Any) -> Tensor:
     guide = fastqt.Guide(*of_another_model(given), margin=margin)
-    return contrastive(given, guide=guide, **how)
+    return contrastive(given, exclude=guide, **how)
 
 
 def of_another_model(given: Given) -> list[Tensor]:
@@ -157,10 +157,8 @@ LOSSES: dict[str, Loss] = {
     "normalized": of_views(fastqt.contrastive_loss, normalize=True, scale=20.0),
     "documents": lambda given, **how: contrastive(given, document_ids=given.ids(), **how),
     "class indices": lambda given, **how: contrastive(given, targets=given.ids(), diagonal="keep", **how),
-    "groups": lambda given, **how: contrastive(
-        given, query_groups=given.ids(), candidate_groups=given.ids(), **how
-    ),
-    "mask": lambda given, **how: contrastive(given, mask=given.matrix(torch.bool), **how),
+    "groups": lambda given, **how: contrastive(given, exclude=fastqt.Same(given.ids(), given.ids()), **how),
+    "mask": lambda given, **how: contrastive(given, exclude=given.matrix(torch.bool), **how),
     "guide": partial(with_guide, margin=0.1),
     "GISTEmbed": gist,
     "mixed": of_views(fastqt.contrastive_loss, row_negatives=Mixed()),

@@ -32,14 +32,12 @@ ARGUMENTS = (
     "row_negatives",
     "row_scores",
     "similarity",
-    "query_groups",
-    "candidate_groups",
-    "mask",
+    *["exclude"] * 3,  # which may be of more kinds than the others
     "reduction",
     "memory",
     "backend",
 )
-NAMES = {*ARGUMENTS, "size", "offsets", "csr_tensor", "partners", "mix"}  # and those of targets
+NAMES = {*ARGUMENTS, "size", "offsets", "csr_tensor", "partners", "mix", "guide"}  # and those of targets
 
 
 def _csr(starts: list[int], columns: list[int], shape: tuple[int, int]) -> torch.Tensor:
@@ -105,10 +103,26 @@ with warnings.catch_warnings():
     )
 
 
+IDS = torch.tensor([0, 1, 0])
+# Filters that are right each for itself, of which a mistake may be one, or two.
+FILTERS: tuple[Any, ...] = (
+    fastqt.Margin(0.1),
+    fastqt.Margin(-2, "relative"),
+    fastqt.Above(torch.zeros(3)),
+    *(kind(*ids) for kind in (fastqt.Same, fastqt.Within) for ids in ((IDS,), (IDS[:2], IDS), (IDS,) * 3)),
+    fastqt.Same(torch.zeros(0, dtype=torch.int64)),
+    fastqt.Guide(torch.ones(2, 2), torch.ones(3, 2)),
+    fastqt.Guide(torch.ones(3, 1), torch.ones(3, 1), negatives=torch.ones(2, 1)),
+    torch.zeros(3, 3, dtype=torch.bool),
+)
+
+
 def run_contrastive_loss(data: bytes) -> bool:
     source = Bytes(data)
     # These come first, so that the same bytes mean the same mistake, however problems are made.
     mistakes = {source.choice(ARGUMENTS): source.choice(WRONG) for _ in range(source.integer(0, 3) - 1)}
+    if "exclude" in mistakes and source.flag():
+        mistakes["exclude"] = [source.choice(FILTERS), source.choice((*FILTERS, *WRONG))]
     problem = Maker(source, ALL_DTYPES, MOST).problem
     if not mistakes:
         return check(problem)
