@@ -211,7 +211,12 @@ def exclusions_of(*kinds: type[Any]) -> Argument:
     def check(name: str, value: Any, known: Known) -> Any:
         if known.device is None:
             # Before there is a batch a module holds a margin, to which a call's filters are added.
-            return as_exclusions(name, value, tuple(kind for kind in kinds if kind is Margin))
+            held = as_exclusions(name, value, kinds)
+            if held.without(Margin) is not None:
+                raise ValueError(
+                    f"{name}: want filters of a batch in each call, got {held.names} when the module is made"
+                )
+            return held
         exclusions = as_exclusions(name, value, kinds)
         others = [size for of, size in known.sizes.items() if of not in ("rows", "negatives")]
         sizes = {
@@ -219,10 +224,10 @@ def exclusions_of(*kinds: type[Any]) -> Argument:
             "candidates": others[0] if others else known.sizes["rows"],
             "negatives": known.sizes.get("negatives"),
         }
-        check_exclusions(name, exclusions, sizes, known.device, of_group=known.of_group)
+        check_exclusions(name, exclusions, sizes, known.device, known.dtype, of_group=known.of_group)
         return exclusions
 
-    return Argument(check, fact=_kind_of_exclusions)
+    return Argument(check, fact=_kind_of_exclusions, of_each_call=Margin not in kinds)
 
 
 def _kind_of_exclusions(exclusions: Exclusions | None) -> Hashable:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fastqt.checks import FLOATING, check_mask, check_number, check_option, check_tensor, shown
+from fastqt.checks import FLOAT32_MAX, FLOATING, check_mask, check_number, check_option, check_tensor, shown
 from fastqt.guide import MARGIN_STRATEGIES, Guide
 from fastqt.ids import as_ids
 from fastqt.options import MarginStrategy
@@ -253,7 +253,8 @@ def as_exclusions(name: str, value: object, kinds: tuple[type[Any], ...] = EVERY
     for kind in (Margin, Above, Guide, Tensor):
         if sum(isinstance(x, kind) for x in filters) > 1:
             advice = "; join them by |" if kind is Tensor else ""
-            raise ValueError(f"{name}: want at most one {_name(kind).removeprefix('a ')}, got several{advice}")
+            what = _name(kind).removeprefix("a ")
+            raise ValueError(f"{name}: want at most one {what}, got several{advice}")
     return Exclusions(filters)
 
 
@@ -262,6 +263,7 @@ def check_exclusions(
     exclusions: Exclusions,
     sizes: Mapping[str, int | None],
     device: torch.device,
+    dtype: torch.dtype,
     *,
     of_group: bool,
 ) -> None:
@@ -273,6 +275,7 @@ def check_exclusions(
         sizes: the numbers of "queries", "candidates" and "negatives" of this process, None where there are
             none.
         device: where the embeddings are.
+        dtype: theirs.
         of_group: whether other processes have candidates too.
     """
     N, M, K = (sizes[of] for of in ("queries", "candidates", "negatives"))
@@ -289,6 +292,10 @@ def check_exclusions(
                 raise ValueError(f"{name}: want thresholds on {device} as queries, got {x.thresholds.device}")
         elif isinstance(x, OfIds):
             _check_ids(name, x, N, M, K)
+        elif dtype is not torch.float64 and abs(x.margin) > FLOAT32_MAX:
+            raise ValueError(
+                f"{name}: want a margin that float32 holds, at most {FLOAT32_MAX:.4g}, got {x.margin}"
+            )
 
 
 def _check_ids(name: str, x: OfIds, N: int, M: int, K: int | None) -> None:
@@ -329,7 +336,7 @@ def _turned(x: Exclusion) -> Exclusion:
     if isinstance(x, Guide) and x.thresholds is None and x.negatives is None:
         return x.turned()
     raise ValueError(
-        f"exclude: want a filter of both directions, got a {_name(type(x))} of thresholds or negatives"
+        f"exclude: want a filter of both directions, got {_name(type(x))} of thresholds or negatives"
     )
 
 

@@ -58,7 +58,8 @@ def test_thresholds_of_a_logsumexp(backend, dtype, tolerance, monkeypatch):
         row_weights=np.linspace(-1, 2, N),
         thresholds=np.where(np.isnan(thresholds), np.inf, thresholds),
     )
-    options = {"negatives": negatives, "thresholds": torch.from_numpy(thresholds), "backend": backend}
+    exclude = fastqt.Above(torch.from_numpy(thresholds))
+    options = {"negatives": negatives, "exclude": exclude, "backend": backend}
     rows = fastqt.log_sum_exp(*leaves[:2], **options)
     assert rows[2] == -torch.inf
     finite = torch.arange(N) != 2
@@ -90,8 +91,7 @@ def test_a_similarity_that_equals_the_threshold_stays(strategy, margin, limit, d
         diagonal="keep",
         scale=4.0,
         negatives=negatives,
-        false_negative_margin=margin,
-        false_negative_margin_strategy=strategy,
+        exclude=fastqt.Margin(margin, strategy),
         backend=backend,
     )
     staying = [TIES[0], *(x for x in (*TIES[1:], *TIES) if x <= limit)]
@@ -106,7 +106,7 @@ def test_a_cosine_that_equals_the_threshold_stays(dtype, backend):
     """A copy of a positive with one element other than 0, of any length, has its cosine exactly."""
     queries = torch.tensor([[0.0, 4.0]], dtype=dtype)
     candidates = torch.tensor([[0.0, 8.0], [0.0, 2.0], [1.0, 0.0]], dtype=dtype)
-    loss = fastqt.info_nce_loss(queries, candidates, scale=2.0, false_negative_margin=0.0, backend=backend)
+    loss = fastqt.info_nce_loss(queries, candidates, scale=2.0, exclude=fastqt.Margin(0.0), backend=backend)
     assert loss.item() == pytest.approx(np.log(2 * np.exp(2) + 1) - 2, rel=1e-6)
 
 
@@ -128,13 +128,14 @@ def with_copies(place: str, width: int, dtype: torch.dtype) -> tuple[list[torch.
     return [queries.to(dtype), candidates], {"row_negatives": rows}, 3
 
 
-def copies_that_leave(rows: list[torch.Tensor], more: dict, copies: int, **options) -> int:
+def copies_that_leave(
+    rows: list[torch.Tensor], more: dict, copies: int, margin: fastqt.Margin, **options
+) -> int:
     """In how many rows the target's probability is that of less than all copies; no other cell counts."""
     is_copy = torch.arange(ROWS)[:, None] == torch.arange(len(rows[1])) % ROWS
-    others = {"mask": ~is_copy}
     if "negatives" in more:  # which no mask excludes: they are so few that each is a problem of its own
         found = [
-            fastqt.info_nce_loss(q, c, negatives=c, scale=1e-3, reduction="none", **options)
+            fastqt.info_nce_loss(q, c, negatives=c, exclude=margin, scale=1e-3, reduction="none", **options)
             for q, c in zip(*(x.split(1) for x in rows), strict=True)
         ]
         losses = torch.cat(found)
@@ -145,7 +146,7 @@ def copies_that_leave(rows: list[torch.Tensor], more: dict, copies: int, **optio
             diagonal="keep",
             scale=1e-3,
             reduction="none",
-            **others,
+            exclude=[margin, ~is_copy],
             **more,
             **options,
         )
@@ -161,12 +162,11 @@ def copies_that_leave(rows: list[torch.Tensor], more: dict, copies: int, **optio
 @pytest.mark.parametrize("place", ["candidates", "negatives", "row_negatives", "several cells a row"])
 def test_copies_of_a_target_stay(place, width, strategy, normalize, backend, dtype):
     """Also where the products of a target and of its copy are added up in other orders."""
-    options = {"false_negative_margin": 0.0, "false_negative_margin_strategy": strategy}
-    options |= {"backend": backend, "normalize": normalize}
-    assert copies_that_leave(*with_copies(place, width, dtype), **options) == 0
+    options = {"backend": backend, "normalize": normalize}
+    assert copies_that_leave(*with_copies(place, width, dtype), fastqt.Margin(0.0, strategy), **options) == 0
     # Similarities of about `width`, which some processors round to bfloat16.
-    options["false_negative_margin"] = -0.5 if normalize or strategy == "relative" else -width / 20
-    assert copies_that_leave(*with_copies(place, width, dtype), **options) == ROWS
+    margin = fastqt.Margin(-0.5 if normalize or strategy == "relative" else -width / 20, strategy)
+    assert copies_that_leave(*with_copies(place, width, dtype), margin, **options) == ROWS
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -176,8 +176,8 @@ def test_copies_stay_where_a_cpu_multiplies_bfloat16(width, normalize, monkeypat
     monkeypatch.setattr(schedule, "CELLS_PER_TARGET", 0)
     for place in ("candidates", "row_negatives"):
         given = with_copies(place, width, torch.bfloat16)
-        options = {"false_negative_margin": 0.0, "normalize": normalize, "backend": "cpu"}
-        assert copies_that_leave(*given, **options) == 0
+        options = {"normalize": normalize, "backend": "cpu"}
+        assert copies_that_leave(*given, fastqt.Margin(0.0), **options) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -192,7 +192,7 @@ def test_what_is_above_by_more_than_rounding_leaves(backend, dtype):
         [x.to(dtype) for x in (queries, torch.cat([candidates, above]))],
         {},
         1,
-        false_negative_margin=0.0,
+        fastqt.Margin(0.0),
         backend=backend,
     )
     assert leaves == ROWS
@@ -205,7 +205,7 @@ def test_copies_stay_in_the_losses_that_take_a_margin(strategy, dtype, backend):
     """Of documents that are all alike none leaves, in any direction."""
     queries = drawn(ROWS, 96, seed=0).to(dtype)
     documents = drawn(1, 96, seed=1).to(dtype).expand(ROWS, -1)
-    options = {"false_negative_margin": 0.0, "false_negative_margin_strategy": strategy, "backend": backend}
+    options = {"exclude": fastqt.Margin(0.0, strategy), "backend": backend}
     wanted = np.log(2 * ROWS)
     for found in (
         fastqt.info_nce_loss(queries, documents, negatives=documents, **options),
@@ -230,10 +230,10 @@ def test_no_part_of_the_memory_grows_with_both_sides(backend):
     """At 3,072 rows a mask would take 9 MiB more than the loss without a margin, and similarities 36."""
     rows, most = 3072, {}
     leaves = [torch.randn(rows, 8, requires_grad=True) for _ in range(2)]
-    for margin in (None, 0.1):
+    for margin in (None, fastqt.Margin(0.1)):
 
-        def step(margin: float | None = margin) -> None:
-            loss = fastqt.info_nce_loss(*leaves, false_negative_margin=margin, memory="low", backend=backend)
+        def step(margin: fastqt.Margin | None = margin) -> None:
+            loss = fastqt.info_nce_loss(*leaves, exclude=margin, memory="low", backend=backend)
             torch.autograd.grad(loss, leaves)
 
         step()
@@ -242,14 +242,14 @@ def test_no_part_of_the_memory_grows_with_both_sides(backend):
         most[margin] = live.most
     # The positives' rows, their products and thresholds; in the engine torch which cells of a chunk leave.
     of_chunk = 0 if backend == "cpu" else 12 * 2**20 // 4
-    assert most[0.1] < most[None] + rows * (8 * 4 * 4 + 64) + of_chunk
+    assert most[fastqt.Margin(0.1)] < most[None] + rows * (8 * 4 * 4 + 64) + of_chunk
 
 
 def test_targets_are_scored_in_blocks_as_at_once(monkeypatch):
     x, y = (drawn(N, D, seed=k) for k in range(2))
 
     def losses():
-        options = {"false_negative_margin": -0.1, "negatives": y[:K], "reduction": "none"}
+        options = {"exclude": fastqt.Margin(-0.1), "negatives": y[:K], "reduction": "none"}
         raw = fastqt.contrastive_loss(x, y, fastqt.Window(2), scale=0.5, diagonal="keep", **options)
         return torch.stack([fastqt.info_nce_loss(x, y, **options), raw])
 
@@ -261,21 +261,20 @@ def test_targets_are_scored_in_blocks_as_at_once(monkeypatch):
 def test_no_further_product_is_taken():
     x, y = (torch.randn(N, D, requires_grad=True) for _ in range(2))
     counts = []
-    for margin in (None, 0.1):
+    for margin in (None, fastqt.Margin(0.1)):
         with FlopCounterMode(display=False) as products:
-            loss = fastqt.info_nce_loss(x, y, false_negative_margin=margin, backend="torch")
+            loss = fastqt.info_nce_loss(x, y, exclude=margin, backend="torch")
             torch.autograd.grad(loss, (x, y))
         counts.append(products.get_total_flops())
     assert counts[0] == counts[1] > 0
 
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-OF_MATRICES = "false_negative_margin: want None with smoothed targets or a matrix of them"
+OF_MATRICES = "exclude: want no Margin with smoothed targets or a matrix of them"
 REFUSALS = {
-    "a text": ({"false_negative_margin": "0.1"}, TypeError, "false_negative_margin: want a number, got str"),
-    "too large": ({"false_negative_margin": 1e39}, ValueError, "false_negative_margin: want a number that"),
-    "a tensor": ({"false_negative_margin": torch.tensor(0.1)}, ValueError, "false_negative_margin: want a"),
-    "distances": ({"similarity": "euclidean"}, ValueError, "false_negative_margin: want None with"),
+    "too large": ({"exclude": fastqt.Margin(1e39)}, ValueError, "exclude: want a margin that float32 holds"),
+    "a number": ({"exclude": 0.1}, TypeError, "exclude: want Margin, .* got 0.1"),
+    "distances": ({"similarity": "euclidean"}, ValueError, "exclude: want no Margin with similarity='eucl"),
     "a matrix of targets": ({"targets": torch.eye(4)}, ValueError, OF_MATRICES),
     "smoothed targets": ({"targets": fastqt.smoothed(fastqt.Diagonal(), 0.1)}, ValueError, OF_MATRICES),
     "a scale that is not positive": (
@@ -295,26 +294,41 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_misuse_is_an_error(name):
     options, error, message = REFUSALS[name]
-    options = {"targets": fastqt.Diagonal(), "diagonal": "keep", "false_negative_margin": 0.1, **options}
+    options = {"targets": fastqt.Diagonal(), "diagonal": "keep", "exclude": fastqt.Margin(0.1), **options}
     for backend in [options.pop("backend")] if "backend" in options else ["cpu", "torch", "reference"]:
         with pytest.raises(error, match=message):
             fastqt.contrastive_loss(X, X + 1, backend=backend, **options)
 
 
 @pytest.mark.parametrize(
+    ("margin", "error", "message"),
+    [
+        (("0.1",), TypeError, "margin: want a number, got str"),
+        ((torch.tensor(0.1),), ValueError, "margin: want a"),
+        ((float("nan"),), ValueError, "margin: want a finite number, got nan"),
+        ((10**400,), ValueError, "margin: want a finite number"),
+        ((0.1, "percent"), ValueError, "strategy: want one of 'absolute', 'relative', got 'percent'"),
+    ],
+)
+def test_a_margin_that_is_none_is_an_error(margin, error, message):
+    with pytest.raises(error, match=message):
+        fastqt.Margin(*margin)
+
+
+@pytest.mark.parametrize(
     ("thresholds", "error", "message"),
     [
         ([0.1] * 4, TypeError, "thresholds: want a tensor"),
-        (torch.zeros(3), ValueError, r"thresholds: want shape \(4,\), got \(3,\)"),
-        (torch.zeros(4, dtype=torch.long), TypeError, "thresholds: want a floating-point dtype"),
+        (torch.zeros(3), ValueError, "exclude: want 4 thresholds, got 3"),
+        (torch.zeros(4, dtype=torch.long), TypeError, r"thresholds: want \(N,\) numbers of floating point"),
         (torch.zeros(4, device="meta"), ValueError, "thresholds: want a tensor with values"),
     ],
 )
 def test_misuse_of_thresholds_is_an_error(thresholds, error, message):
     with pytest.raises(error, match=message):
-        fastqt.log_sum_exp(X, X, thresholds=thresholds)
+        fastqt.log_sum_exp(X, X, exclude=fastqt.Above(thresholds))
 
 
 def test_with_label_smoothing_it_is_refused():
-    with pytest.raises(ValueError, match="false_negative_margin: want None with label_smoothing"):
-        fastqt.info_nce_loss(X, X, label_smoothing=0.1, false_negative_margin=0.1)
+    with pytest.raises(ValueError, match="exclude: want None with label_smoothing"):
+        fastqt.info_nce_loss(X, X, label_smoothing=0.1, exclude=fastqt.Margin(0.1))
