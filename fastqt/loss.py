@@ -113,13 +113,19 @@ class Arguments:
 class Declaration:
     """A loss, and what its signature says of its arguments."""
 
+    function: Callable[..., Tensor]  # what a user calls
+
     def __init__(
-        self, body: Callable[..., Tensor], check: Callable[..., Any] | None, sums_prefixes: bool
+        self,
+        body: Callable[..., Tensor],
+        module: str | None,
+        check: Callable[..., Any] | None,
+        sums_prefixes: bool,
     ) -> None:
         hints = typing.get_type_hints(body, localns={"GroupLike": Any}, include_extras=True)
         parameters = list(inspect.signature(body).parameters.values())[1:]
         self.body, self.name, self.title = body, body.__name__, f"fastqt.{body.__name__}"
-        self.sums_prefixes = sums_prefixes
+        self.module, self.sums_prefixes = module, sums_prefixes
         self.signature = inspect.Signature(
             [_shown(p, hints[p.name]) for p in parameters], return_annotation="Tensor"
         )
@@ -264,7 +270,7 @@ class Declaration:
         return known
 
     def _shapes(self, values: Mapping[str, Any]) -> Hashable | None:
-        """What tells embeddings that fit each other from others; None for what is no plain tensor of a CPU."""
+        """What tells embeddings that fit each other from others; None unless they are plain and on a CPU."""
         if torch.compiler.is_compiling():
             return None
         shapes: list[Hashable] = []
@@ -367,11 +373,16 @@ class Declaration:
 
 
 def loss(
-    *, check: Callable[..., Mapping[str, Any] | None] | None = None, sums_prefixes: bool = True
+    module: str | None = None,
+    /,
+    *,
+    check: Callable[..., Mapping[str, Any] | None] | None = None,
+    sums_prefixes: bool = True,
 ) -> Callable[[Callable[Concatenate[Arguments, P], Tensor]], Callable[P, Tensor]]:
     """Makes a public loss of a body that takes `Arguments` before its own.
 
     Args:
+        module: the name of its module in `fastqt.nn`, if it has one.
         check: raises for arguments that do not fit each other. Its parameters are names of the loss's, of
             which it is given the values, and `known`, what is known of the embeddings. It may return values
             that the body reads in place of those.
@@ -380,7 +391,7 @@ def loss(
     """
 
     def declare(body: Callable[Concatenate[Arguments, P], Tensor]) -> Callable[P, Tensor]:
-        declaration = Declaration(body, check, sums_prefixes)
+        declaration = Declaration(body, module, check, sums_prefixes)
 
         def called(*arguments: P.args, **options: P.kwargs) -> Tensor:
             if torch.compiler.is_compiling():
@@ -397,7 +408,7 @@ def loss(
         called.__code__ = called.__code__.replace(co_name=body.__name__)
         functools.update_wrapper(called, body)
         called.__signature__ = declaration.signature  # type: ignore[attr-defined]
-        DECLARED[called] = declaration
+        DECLARED[called], declaration.function = declaration, called
         return called
 
     return declare

@@ -335,7 +335,7 @@ def target_error(status: int, row: int, column: int, problem: Problem) -> ValueE
         TARGET_ON_DIAGONAL: f"is on the diagonal that diagonal={diagonal!r} replaces; use diagonal='keep'",
         TARGET_OUTSIDE: f"is outside the M={M} candidates; want 0..{M - 1}, or -100 for no target",
         TARGET_NOT_POSITIVE: "has a weight that is negative or NaN; want weights >= 0",
-        TARGET_MASKED: "is a cell that mask excludes",
+        TARGET_MASKED: "is a cell that exclude takes out",
         TARGET_NOT_FINITE: "has an infinite weight, or makes the sum of the row's weights infinite",
     }[status]
     return ValueError(f"targets: row {row}'s target column {column} {reason}")

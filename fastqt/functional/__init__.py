@@ -41,7 +41,7 @@ def _fit_contrastive(
     return {"targets": targets_of(targets, context_size, document_ids, queries, group)}
 
 
-@loss(check=_fit_contrastive, sums_prefixes=False)
+@loss("ContrastiveLoss", check=_fit_contrastive, sums_prefixes=False)
 def contrastive_loss(
     given: Arguments,
     queries: Rows,
@@ -163,7 +163,7 @@ def _fit_sigmoid(
     return {"targets": targets_of(targets, context_size, document_ids, queries, group, normalize=False)}
 
 
-@loss(check=_fit_sigmoid, sums_prefixes=False)
+@loss("SigmoidLoss", check=_fit_sigmoid, sums_prefixes=False)
 def sigmoid_loss(
     given: Arguments,
     queries: Rows,

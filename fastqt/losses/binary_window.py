@@ -25,7 +25,7 @@ GREAT = 2**62  # Beside it a batch is so small that no remainder is more frequen
 NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got none"
 
 
-@loss(check=check_window)
+@loss("BinaryWindowLoss", check=check_window)
 def binary_window_loss(
     given: Arguments,
     queries: Rows,

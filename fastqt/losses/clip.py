@@ -32,7 +32,7 @@ def _fit(label_smoothing: float, exclude: Exclusions | None, group: GroupLike | 
     exclude.turned()  # which not every filter can be
 
 
-@loss(check=_fit, sums_prefixes=False)
+@loss("CLIPLoss", check=_fit, sums_prefixes=False)
 def clip_loss(
     given: Arguments,
     a: Rows,

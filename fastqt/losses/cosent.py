@@ -17,7 +17,7 @@ from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 
 
-@loss()
+@loss("CoSENTLoss")
 def cosent_loss(
     given: Arguments,
     a: Rows,
@@ -62,7 +62,7 @@ def cosent_loss(
     return ranking_loss(given.batch, row_cosines(a, b), labels, scale).to(loss_dtype(a))
 
 
-@loss()
+@loss("AnglELoss")
 def angle_loss(
     given: Arguments,
     a: Rows,

@@ -16,7 +16,7 @@ from fastqt.problem import loss_dtype, reduce
 from fastqt.targets import Targets, Window
 
 
-@loss()
+@loss("CURLLoss")
 def curl_loss(
     given: Arguments,
     queries: Rows,
@@ -65,7 +65,7 @@ def _losses(
     return losses if has_positive is None else losses.where(has_positive, 0)
 
 
-@loss(check=check_window)
+@loss("CURLBlockLoss", check=check_window)
 def curl_block_loss(
     given: Arguments,
     queries: Rows,

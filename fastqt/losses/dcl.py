@@ -14,7 +14,7 @@ from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
 
 
-@loss()
+@loss("DCLLoss")
 def dcl_loss(
     given: Arguments,
     z1: Rows,

@@ -32,7 +32,7 @@ TeacherQueries = Annotated[Tensor, Argument(like="queries")]
 TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
 
 
-@loss()
+@loss("DistillationLoss")
 def distillation_loss(
     given: Arguments,
     queries: Rows,

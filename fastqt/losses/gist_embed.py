@@ -48,7 +48,7 @@ def _fit(group: GroupLike | None) -> None:
         raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
 
 
-@loss(check=_fit)
+@loss("GISTEmbedLoss", check=_fit)
 def gist_embed_loss(
     given: Arguments,
     anchors: Rows,

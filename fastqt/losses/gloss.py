@@ -33,7 +33,7 @@ PositionLoss: TypeAlias = Literal["sum", "mean"]
 POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 
-@loss()
+@loss("GlossBagOfWordsLoss")
 def gloss_bow_loss(
     given: Arguments,
     latents: Rows,
@@ -88,7 +88,7 @@ def gloss_bow_loss(
     return given.batch.loss(reduction, (latents, weight, bias), losses)
 
 
-@loss()
+@loss("GlossPositionalLoss")
 def gloss_pos_loss(
     given: Arguments,
     latents: Rows,

@@ -18,7 +18,7 @@ from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
 
 
-@loss()
+@loss("HCLLoss")
 def hcl_loss(
     given: Arguments,
     z1: Rows,

@@ -22,7 +22,7 @@ def _fit(label_smoothing: float, exclude: Exclusions | None, similarity: Similar
         raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
 
 
-@loss(check=_fit, sums_prefixes=False)
+@loss("InfoNCELoss", check=_fit, sums_prefixes=False)
 def info_nce_loss(
     given: Arguments,
     queries: Rows,

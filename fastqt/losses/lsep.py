@@ -55,7 +55,7 @@ Scores = Annotated[Tensor, Argument(rows="rows", matrices=_as_matrix)]
 Ranks = Annotated[Tensor, Argument(_as_ranks, fact=_dtype, of_each_call=True)]
 
 
-@loss()
+@loss("LSEPLoss")
 def lsep_loss(
     given: Arguments,
     scores: Scores,

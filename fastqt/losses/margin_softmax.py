@@ -28,7 +28,7 @@ LEAST_SINE = 1e-6  # below which an angle's gradient is not followed
 Angle = Annotated[float, numbers("radians from 0 to pi", lambda x: 0 <= x <= math.pi)]
 
 
-@loss()
+@loss("CosFaceLoss")
 def cosface_loss(
     given: Arguments,
     embeddings: Rows,
@@ -83,7 +83,7 @@ def cosface_loss(
     return _loss(given, embeddings, weight, labels, target)
 
 
-@loss()
+@loss("ArcFaceLoss")
 def arcface_loss(
     given: Arguments,
     embeddings: Rows,

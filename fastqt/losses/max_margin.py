@@ -38,7 +38,7 @@ def _fit(
     return {"targets": targets_of(targets, context_size, document_ids, queries, group)}
 
 
-@loss(check=_fit)
+@loss("MaxMarginLoss", check=_fit)
 def max_margin_loss(
     given: Arguments,
     queries: Rows,

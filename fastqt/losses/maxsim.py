@@ -98,7 +98,7 @@ def _fit(queries: Tensor, documents: Tensor, query_mask: Tensor | None, document
         require(have_tokens, "document_mask: want at least one token of the document of each query")
 
 
-@loss(check=_fit)
+@loss("MaxSimLoss", check=_fit)
 def maxsim_loss(
     given: Arguments,
     queries: Queries,

@@ -43,7 +43,7 @@ def _fit(
         )
 
 
-@loss(check=_fit)
+@loss("MixCSELoss", check=_fit)
 def mixcse_loss(
     given: Arguments,
     z1: Rows,

@@ -31,7 +31,7 @@ def _fit(queries: Tensor, candidates: Tensor) -> None:
     check_embeddings(**({"queries": queries} if len(queries) else {}), candidates=candidates)
 
 
-@loss(check=_fit)
+@loss("NegativeSamplingLoss", check=_fit)
 def negative_sampling_loss(
     given: Arguments,
     queries: Rows,

@@ -11,7 +11,7 @@ from fastqt.losses.labelled import CandidateLabels, Labels, fit_candidates, loss
 from fastqt.options import Backend, Memory, Reduction
 
 
-@loss(check=fit_candidates)
+@loss("NTXentLoss", check=fit_candidates)
 def ntxent_loss(
     given: Arguments,
     embeddings: Rows,

@@ -89,7 +89,7 @@ def _fit(
         )
 
 
-@loss(check=_fit, sums_prefixes=False)
+@loss("MultipleNegativesRankingLoss", check=_fit, sums_prefixes=False)
 def multiple_negatives_ranking_loss(
     given: Arguments,
     queries: Rows,

@@ -14,7 +14,7 @@ from fastqt.options import Backend, Memory, Reduction
 from fastqt.targets import Pairs
 
 
-@loss(sums_prefixes=False)
+@loss("SigLIPLoss", sums_prefixes=False)
 def siglip_loss(
     given: Arguments,
     a: Rows,

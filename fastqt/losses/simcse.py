@@ -40,7 +40,7 @@ def _fit(z3: Tensor | None, hard_negative_weight: float) -> None:
         raise ValueError(f"hard_negative_weight: want 0 without z3, got {hard_negative_weight}")
 
 
-@loss(check=_fit, sums_prefixes=False)
+@loss("SimCSELoss", check=_fit, sums_prefixes=False)
 def simcse_loss(
     given: Arguments,
     z1: Rows,

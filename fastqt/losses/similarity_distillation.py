@@ -20,7 +20,7 @@ TeacherEmbeddings = Annotated[Tensor, Argument(like="embeddings")]
 TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
 
 
-@loss()
+@loss("SimilarityDistillationLoss")
 def similarity_distillation_loss(
     given: Arguments,
     embeddings: Rows,

@@ -20,7 +20,7 @@ def _fit(mean_weight: float, second_moment_weight: float) -> None:
         raise ValueError("mean_weight: want a number above 0 where second_moment_weight is 0, got 0")
 
 
-@loss(check=_fit)
+@loss("SpreadOutLoss", check=_fit)
 def spread_out_loss(
     given: Arguments,
     embeddings: Rows,

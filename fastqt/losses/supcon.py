@@ -12,7 +12,7 @@ from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 
 
-@loss(check=fit_candidates, sums_prefixes=False)
+@loss("SupConLoss", check=fit_candidates, sums_prefixes=False)
 def supcon_loss(
     given: Arguments,
     embeddings: Rows,

@@ -1,7 +1,7 @@
-"""Each loss as a module: its function, and what differs from the function or is checked beside it.
+"""Each loss as a module, made of the declarations of the losses.
 
-The bases read the options from the function's signature. Type checkers read __init__.pyi, which `make stub`
-writes from the same signatures.
+The bases read the options from the function's signature. Written out are the modules that have more to say.
+Type checkers and editors read __init__.pyi, which `make stub` writes from the same signatures.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastqt import functional, losses
+from fastqt.loss import DECLARED, Declaration
 from fastqt.nn.losses.base import BiasedLoss, Loss, ScaledLoss
 
 
@@ -39,168 +40,6 @@ class ContrastiveLoss(ScaledLoss):
     """
 
     function = staticmethod(functional.contrastive_loss)
-
-
-class SigmoidLoss(ScaledLoss):
-    """`fastqt.sigmoid_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the same arguments as that of `ContrastiveLoss`. Most options are as of `contrastive_loss`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.SigmoidLoss(scale=2.0, reduction="none")
-        >>> queries, candidates = torch.randn(2, 8, 16)
-        >>> criterion(queries, candidates, bias=-1.0).shape
-        torch.Size([8])
-    """
-
-    function = staticmethod(functional.sigmoid_loss)
-
-
-class InfoNCELoss(ScaledLoss):
-    """`fastqt.info_nce_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes queries, candidates, and the keyword arguments `negatives` and `guide`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.InfoNCELoss(scale=1 / 0.05)  # a temperature of 0.05
-        >>> queries, candidates = torch.randn(2, 8, 16)
-        >>> bool(criterion(queries, queries) < criterion(queries, candidates))
-        True
-    """
-
-    function = staticmethod(losses.info_nce_loss)
-
-
-class SimCSELoss(ScaledLoss):
-    """`fastqt.simcse_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the views z1 and z2, and the hard negatives z3 if there are any.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.SimCSELoss(scale=1 / 0.05)  # a temperature of 0.05
-        >>> z1, z2, z3 = torch.randn(3, 8, 16)
-        >>> bool(criterion(z1, z2, z3) > criterion(z1, z2))  # z3 has further negatives
-        True
-    """
-
-    function = staticmethod(losses.simcse_loss)
-
-
-class DCLLoss(ScaledLoss):
-    """`fastqt.dcl_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the views z1 and z2.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.DCLLoss(scale=1 / 0.1, sigma=0.5)  # the weights of DCLW
-        >>> z1, z2 = torch.randn(2, 8, 16)
-        >>> criterion(z1, z2).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.dcl_loss)
-
-
-class HCLLoss(ScaledLoss):
-    """`fastqt.hcl_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the views z1 and z2.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.HCLLoss(scale=1 / 0.5, beta=0.0)  # the debiased loss
-        >>> z1, z2 = torch.randn(2, 8, 16)
-        >>> criterion(z1, z2).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.hcl_loss)
-
-
-class CosFaceLoss(ScaledLoss):
-    """`fastqt.cosface_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the embeddings, the classes' vectors, which are a parameter of yours, and the labels.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.CosFaceLoss(margin=0.2)
-        >>> classes = torch.nn.Parameter(torch.randn(1000, 16))
-        >>> criterion(torch.randn(8, 16), classes, torch.arange(8)).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.cosface_loss)
-
-
-class ArcFaceLoss(ScaledLoss):
-    """`fastqt.arcface_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the embeddings, the classes' vectors, which are a parameter of yours, and the labels.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.ArcFaceLoss(scale=30.0)
-        >>> classes = torch.nn.Parameter(torch.randn(1000, 16))
-        >>> criterion(torch.randn(8, 16), classes, torch.arange(8)).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.arcface_loss)
-
-
-class DistillationLoss(ScaledLoss):
-    """`fastqt.distillation_loss` with its options fixed; the scale, 1 / temperature, as in `ContrastiveLoss`.
-
-    A call takes queries and candidates, and those of the teacher.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.DistillationLoss(scale=1 / 0.05, teacher_scale=1 / 0.02)
-        >>> queries, candidates = torch.randn(2, 8, 16)
-        >>> of_teacher = torch.randn(2, 8, 32)
-        >>> criterion(queries, candidates, *of_teacher).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.distillation_loss)
-
-
-class MaxSimLoss(ScaledLoss):
-    """`fastqt.maxsim_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the vectors of the queries' and the documents' tokens, (N, Tq, D) and (M, Td, D), and the
-    keyword arguments `query_mask` and `document_mask`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.MaxSimLoss(scale=1 / 0.05)  # a temperature of 0.05
-        >>> queries, documents = torch.randn(8, 5, 16), torch.randn(8, 9, 16)
-        >>> criterion(queries, documents, document_mask=torch.arange(9).expand(8, 9) < 7).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.maxsim_loss)
-
-
-class MixCSELoss(ScaledLoss):
-    """`fastqt.mixcse_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the views z1 and z2, and the keyword argument `generator`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.MixCSELoss(mix=0.2, form="released")
-        >>> z1, z2 = torch.randn(2, 8, 16)
-        >>> criterion(z1, z2).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.mixcse_loss)
 
 
 class CLIPLoss(ScaledLoss):
@@ -253,265 +92,25 @@ class SigLIPLoss(BiasedLoss):
     }
 
 
-class GISTEmbedLoss(ScaledLoss):
-    """`fastqt.gist_embed_loss` with its options fixed; the guide's embeddings are arguments of each call.
+def _module_of(declaration: Declaration) -> type[Loss]:
+    """The module of a loss that has nothing of its own to say."""
+    base = ScaledLoss if "scale" in declaration.names else Loss
+    each_call = ", ".join(f"`{name}`" for name in declaration.names if name in declaration.of_batch)
+    text = f"""`{declaration.title}` with its options fixed.
 
-    A call takes anchors, positives, negatives if there are any, and the keyword arguments `guide_anchors`,
-    `guide_positives` and `guide_negatives`. The scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.GISTEmbedLoss(scale=100.0)  # a temperature of 0.01
-        >>> anchors, positives = torch.randn(2, 8, 16)
-        >>> of_guide = torch.randn(2, 8, 32)
-        >>> criterion(anchors, positives, guide_anchors=of_guide[0], guide_positives=of_guide[1]).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.gist_embed_loss)
-
-
-class MultipleNegativesRankingLoss(ScaledLoss):
-    """`fastqt.multiple_negatives_ranking_loss` with its options fixed.
-
-    A call takes queries (N, D), and documents (N, D) or a sequence of such matrices. The scale,
-    1 / temperature, is as in `ContrastiveLoss`.
+    A call takes what belongs to a batch: {each_call}.{SCALE if base is ScaledLoss else ""}
 
     Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.MultipleNegativesRankingLoss(directions=("query_to_doc", "doc_to_query"))
-        >>> queries, positives, hard_negatives = torch.randn(3, 8, 16)
-        >>> criterion(queries, [positives, hard_negatives]).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.multiple_negatives_ranking_loss)
-
-
-class SupConLoss(ScaledLoss):
-    """`fastqt.supcon_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes embeddings (N, D), labels (N,), and the keyword arguments `candidates` and
-    `candidate_labels`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.SupConLoss(scale=1 / 0.1)  # a temperature of 0.1
-        >>> embeddings, labels = torch.randn(8, 16), torch.arange(8) % 4
-        >>> criterion(embeddings, labels).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.supcon_loss)
-
-
-class NTXentLoss(ScaledLoss):
-    """`fastqt.ntxent_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the same arguments as that of `SupConLoss`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.NTXentLoss(scale=1 / 0.5)  # a temperature of 0.5
-        >>> embeddings, labels = torch.randn(8, 16), torch.arange(8) % 4  # two views of four texts
-        >>> criterion(embeddings, labels).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.ntxent_loss)
-
-
-class NegativeSamplingLoss(ScaledLoss):
-    """`fastqt.negative_sampling_loss` with its options fixed.
-
-    A call takes queries, candidates, and the indices of positives (N,) and of negatives (N, K). The scale,
-    1 / temperature, is as in `ContrastiveLoss`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.NegativeSamplingLoss()
-        >>> words, contexts = torch.randn(2, 100, 16)
-        >>> pairs = torch.randint(100, (8, 2))
-        >>> noise = fastqt.Noise(torch.ones(100)).draw(8, 5)
-        >>> criterion(words[pairs[:, 0]], contexts, pairs[:, 1], noise).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.negative_sampling_loss)
-
-
-class LSEPLoss(ScaledLoss):
-    """`fastqt.lsep_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes scores (N,) and labels (N,).
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.LSEPLoss(scale=2.0)
-        >>> round(criterion(torch.tensor([0.5, 0.0]), torch.tensor([1, 0])).item(), 4)  # log(1 + 1 / e)
-        0.3133
-    """
-
-    function = staticmethod(losses.lsep_loss)
-
-
-class CoSENTLoss(ScaledLoss):
-    """`fastqt.cosent_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the two sides of the pairs, (N, D) each, and their labels (N,).
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.CoSENTLoss(scale=20.0)
-        >>> a, b = torch.randn(2, 8, 16)
-        >>> criterion(a, b, torch.rand(8)).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.cosent_loss)
-
-
-class AnglELoss(ScaledLoss):
-    """`fastqt.angle_loss` with its options fixed; the scale, 1 / temperature, is as in `ContrastiveLoss`.
-
-    A call takes the same arguments as that of `CoSENTLoss`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.AnglELoss(learn_scale=True)
-        >>> a, b = torch.randn(2, 8, 16)
-        >>> criterion(a, b, torch.rand(8)).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.angle_loss)
-
-
-class SpreadOutLoss(Loss):
-    """`fastqt.spread_out_loss` with its options fixed.
-
-    A call takes embeddings (N, D).
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.SpreadOutLoss(mean_weight=0.0, hinge=False)
-        >>> round(criterion(torch.ones(8, 4)).item(), 4)  # all scores are 1
-        1.0
-    """
-
-    function = staticmethod(losses.spread_out_loss)
-
-
-class SimilarityDistillationLoss(Loss):
-    """`fastqt.similarity_distillation_loss` with its options fixed.
-
-    A call takes the student's embeddings (N, D), the teacher's (N, E), and the keyword arguments `candidates`
-    and `teacher_candidates`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.SimilarityDistillationLoss(normalize=False)
-        >>> criterion(torch.eye(4), torch.zeros(4, 6)).item()  # 4 of 16 scores are 1 in place of 0
-        0.25
-    """
-
-    function = staticmethod(losses.similarity_distillation_loss)
-
-
-class MaxMarginLoss(Loss):
-    """`fastqt.max_margin_loss` with its options fixed.
-
-    A call takes queries, candidates, targets if they are no window, and the keyword argument `document_ids`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.MaxMarginLoss(margin=0.5, context_size=1)
-        >>> queries, candidates = torch.randn(2, 8, 16)
-        >>> criterion(queries, candidates, document_ids=torch.arange(8) // 4).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.max_margin_loss)
-
-
-class BinaryWindowLoss(Loss):
-    """`fastqt.binary_window_loss` with its options fixed.
-
-    A call takes queries, candidates, and the keyword arguments `document_ids` and `generator`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.BinaryWindowLoss(context_size=2, samples=3)
-        >>> queries, candidates = torch.randn(2, 8, 16)
-        >>> criterion(queries, candidates).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.binary_window_loss)
-
-
-class CURLLoss(Loss):
-    """`fastqt.curl_loss` with its options fixed.
-
-    A call takes queries, positives and negatives, (N, D) each.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.CURLLoss(reduction="none")
-        >>> queries, positives, negatives = torch.randn(3, 8, 16)
-        >>> criterion(queries, positives, negatives).shape
-        torch.Size([8])
-    """
-
-    function = staticmethod(losses.curl_loss)
-
-
-class CURLBlockLoss(Loss):
-    """`fastqt.curl_block_loss` with its options fixed.
-
-    A call takes queries, candidates, and the keyword arguments `document_ids` and `generator`.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.CURLBlockLoss(context_size=1, negatives="complement")
-        >>> queries, candidates = torch.randn(2, 8, 16)
-        >>> criterion(queries, candidates).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.curl_block_loss)
-
-
-class GlossBagOfWordsLoss(Loss):
-    """`fastqt.gloss_bow_loss` with its options fixed.
-
-    A call takes latents, weight, bias, token_ids and offsets.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.GlossBagOfWordsLoss()
-        >>> latents, weight, bias = torch.randn(2, 8), torch.randn(10, 8), torch.zeros(10)
-        >>> words, offsets = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3])  # of three words and of one
-        >>> criterion(latents, weight, bias, words, offsets).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.gloss_bow_loss)
-
-
-class GlossPositionalLoss(Loss):
-    """`fastqt.gloss_pos_loss` with its options fixed.
-
-    A call takes latents, positions, weight, bias, token_ids and lengths.
-
-    Example:
-        >>> import torch, fastqt
-        >>> criterion = fastqt.nn.GlossPositionalLoss(position_loss="mean")
-        >>> latents, positions = torch.randn(2, 8), torch.randn(3, 8)
-        >>> weight, bias = torch.randn(10, 8), torch.zeros(10)
-        >>> words, lengths = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1])
-        >>> criterion(latents, positions, weight, bias, words, lengths).shape
-        torch.Size([])
-    """
-
-    function = staticmethod(losses.gloss_pos_loss)
+        >>> import fastqt
+        >>> fastqt.nn.{declaration.module}()
+        """
+    attributes = {"function": staticmethod(declaration.function), "__module__": __name__}
+    module: type[Loss] = type(declaration.module, (base,), attributes)
+    module.__doc__ = f"{text}{module()!r}\n    "
+    return module
+
+
+SCALE = " The scale,\n    1 / temperature, is as in `ContrastiveLoss`."
+for _declaration in DECLARED.values():
+    if _declaration.module is not None and _declaration.module not in globals():
+        globals()[_declaration.module] = _module_of(_declaration)

@@ -70,8 +70,8 @@ class CURLLoss(Loss):
 
 class DCLLoss(ScaledLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
-        sigma: float | None = None, exclude: ExcludeLike | None = None, reduction: Reduction = "mean",
-        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        sigma: float | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class DistillationLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -94,9 +94,8 @@ class GlossPositionalLoss(Loss):
 
 class HCLLoss(ScaledLoss):
     def __init__(self, *, scale: float = 2.0, learn_scale: bool = False, max_scale: float | None = None,
-        beta: float = 1.0, tau_plus: float = 0.1, exclude: ExcludeLike | None = None,
-        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        beta: float = 1.0, tau_plus: float = 0.1, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -116,8 +115,7 @@ class MaxMarginLoss(Loss):
 
 class MaxSimLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, exclude: ExcludeLike | None = None, reduction: Reduction = "mean",
-        group: GroupLike | None = None) -> None: ...
+        normalize: bool = True, reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
 
 class MixCSELoss(ScaledLoss):
     def __init__(self, *, mix: float = 0.2, scale: float = 20.0, learn_scale: bool = False,
