@@ -240,7 +240,7 @@ OF_VALUES = [
         loss(targets=HUGE.to_sparse_csr(), diagonal="keep"),
         r"row 0's .*column \d has an infinite weight, or makes the sum",
     ),
-    (loss(exclude=NEXT.bool()), "row 0's target column 1 is a cell that mask excludes"),
+    (loss(exclude=NEXT.bool()), "row 0's target column 1 is a cell that exclude takes out"),
 ]
 
 

@@ -51,7 +51,7 @@ def test_an_error_names_the_row_of_the_problem(chunks):
     x, mask = torch.randn(N, D), torch.zeros(N, N, dtype=torch.bool)
     mask[9, 10] = True
     guide = fastqt.Guide(x, x)
-    with pytest.raises(ValueError, match="row 9's target column 10 is a cell that mask excludes"):
+    with pytest.raises(ValueError, match="row 9's target column 10 is a cell that exclude takes out"):
         fastqt.contrastive_loss(x, x, fastqt.Window(offsets=[1]), exclude=[mask, guide])
     labels = torch.arange(N).where(torch.arange(N) != 11, N + 1)
     guide = fastqt.Guide(x, x, negatives=x)
