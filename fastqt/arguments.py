@@ -142,6 +142,12 @@ def _any(name: str, value: Any, known: Known) -> Any:
     return value
 
 
+def _backend(name: str, value: Any, known: Known) -> Any:
+    if known.device is None:  # With embeddings it is checked where an engine is chosen.
+        check_option(name, value, typing.get_args(Backend))
+    return value
+
+
 def _choice(choices: tuple[str, ...]) -> Check:
     return _named(partial(_check_choice, choices))
 
@@ -258,7 +264,7 @@ OF_TYPES: dict[Any, Argument] = {
     MatryoshkaLike: Argument(_prefixes),
     ExcludeLike: exclusions_of(*EVERY_KIND),
     Memory: Argument(_plain(check_memory), fact=None),
-    Backend: Argument(_any, fact=None),
+    Backend: Argument(_backend, fact=None),
     torch.Generator: Argument(_generator, fact=None, of_each_call=True),
     bool: Argument(_named(check_flag)),
     float: Argument(_number, as_float),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -110,7 +109,7 @@ class Call:
 # Gradients flow to these.
 LEAVES = Inputs._fields
 # What every general loss is given under the names that it has here: the fields from `queries` to `backend`.
-_OF_ALL = itemgetter(*[field.name for field in fields(Call)][2:13])
+_OF_ALL = tuple(field.name for field in fields(Call))[2:13]
 # Each sentence's neighbours, where a loss is given no targets.
 _DEFAULT_TARGETS = {
     "softmax": given_or_window(None, None, None),
@@ -124,7 +123,8 @@ def call_of(link: str, values: dict[str, Any]) -> Call:
     targets: Targets | None = values.get("targets")
     if targets is None:
         targets = _DEFAULT_TARGETS[link]
-    call = Call(link, targets, *_OF_ALL(values))
+    # torch.compile knows no itemgetter.
+    call = Call(link, targets, *[values[name] for name in _OF_ALL])
     if link != "log_sum_exp":
         call.reduction, call.matryoshka = values["reduction"], values["matryoshka"]
     if link != "sigmoid":
