@@ -9,6 +9,7 @@ from fastqt.distributed.group import GroupLike
 from fastqt.exclusions import ExcludeLike, Exclusions
 from fastqt.functional.fitting import (
     Bias,
+    ExcludeUntargeted,
     GivenTargets,
     RowNegatives,
     RowScores,
@@ -252,7 +253,7 @@ def log_sum_exp(
     negatives: OwnRows | None = None,
     row_negatives: RowNegatives = None,
     row_scores: RowScores = None,
-    exclude: ExcludeLike | None = None,
+    exclude: ExcludeUntargeted = None,
     similarity: Similarity = "dot",
     memory: Memory = "fast",
     backend: Backend | None = None,

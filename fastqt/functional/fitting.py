@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fastqt.arguments import Argument, Known, is_given
+from fastqt.arguments import Argument, Known, exclusions_of, is_given
 from fastqt.checks import FLOATING, check_bias, check_tensor
 from fastqt.distributed.group import GroupLike, as_group
-from fastqt.exclusions import Above, Exclusions, Margin
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Margin, Same, Within
+from fastqt.guide import Guide
 from fastqt.negatives import Mixed
 from fastqt.options import DiagonalMode, Similarity
 from fastqt.targets import Targets, TargetsLike, given_or_window
@@ -57,6 +58,8 @@ Bias = Annotated[
     float | Tensor, Argument(_check_bias, _is_per_candidate, is_leaf=True, is_local=True, of_each_call=True)
 ]
 RowNegatives = Annotated[Tensor | Mixed | None, Argument(rows="rows", matrices=_matrices)]
+# A margin is above the similarity of a target, of which a loss without targets has none.
+ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, Same, Within, Guide, Tensor)]
 RowScores = Annotated[Tensor | None, Argument(_check_row_scores, is_given, is_leaf=True, is_local=True)]
 
 
