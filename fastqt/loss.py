@@ -3,10 +3,10 @@
 A loss is a function that is called with the checked arguments of a call before its own:
 
     @loss
-    def my_loss(given: Arguments, a: Rows, b: Rows, *, scale: Scale = 20.0, group: GroupLike | None = None):
+    def my_loss(call: Arguments, a: Rows, b: Rows, *, scale: Scale = 20.0, group: GroupLike | None = None):
         ...
 
-What a user calls has the signature without `given`. Its arguments are checked by what `fastqt.arguments`
+What a user calls has the signature without `call`. Its arguments are checked by what `fastqt.arguments`
 declares of their types, and by the loss's own function `check` where some of them have to fit each other.
 With a group all ranks check before any goes on, and all raise what one has found wrong. The body is called
 with arguments that are right, once, or with `matryoshka` once for each prefix.
@@ -165,20 +165,20 @@ class Declaration:
         self, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[dict[str, Any], Batch, Hashable | None]:
         """What a user has given, checked, the batch on which all ranks agree, and `Known.shapes`."""
-        given = dict(zip(self.positional, arguments, strict=False))
+        named = dict(zip(self.positional, arguments, strict=False))
         if options:
-            given.update(options)
-        values = {**self.defaults, **given}
-        if values.keys() != self.name_set or len(given) != len(arguments) + len(options):
+            named.update(options)
+        values = {**self.defaults, **named}
+        if values.keys() != self.name_set or len(named) != len(arguments) + len(options):
             check_names(options, self.names, self.name)
             self.signature.bind(*arguments, **options)  # says what is missing or too many
         group = values.get("group")
         if group is None:
-            known = self.checked(values, given, None)
+            known = self.checked(values, named, None)
             return values, Batch(known.sizes), known.shapes
 
         def check(ranks: Group | None) -> dict[str, int]:
-            return dict(self.checked(values, given, ranks).sizes)
+            return dict(self.checked(values, named, ranks).sizes)
 
         return values, agree(group, self.title, check, lambda ranks: self.facts_of(values, ranks)), None
 
@@ -205,10 +205,10 @@ class Declaration:
 
         return prefixes.sum(of_prefix)
 
-    def checked(self, values: dict[str, Any], given: Mapping[str, Any], ranks: Group | None) -> Known:
+    def checked(self, values: dict[str, Any], named: Mapping[str, Any], ranks: Group | None) -> Known:
         """Checks the arguments of this process, and puts what the loss reads in place of them."""
         known = self._known(values, ranks)
-        for name in given:
+        for name in named:
             if (argument := self.others.get(name)) is None:
                 continue
             value = values[name]
@@ -216,7 +216,8 @@ class Declaration:
                 continue
             if argument.check is not None:
                 values[name] = argument.check(name, value, known)
-        if self.check_together is not None and not self.read_together.isdisjoint(given):
+        compares = ranks is not None or not self.read_together.isdisjoint(named)
+        if self.check_together is not None and compares:
             self._check_together(values, known)
         return known
 
@@ -289,6 +290,7 @@ class Declaration:
                 elif dtype is not x.dtype:
                     return None
                 shapes.append(x.shape)
+
         shapes.append(dtype)
         return tuple(shapes)
 
@@ -309,13 +311,13 @@ class Declaration:
 
     def _matrices(self, arguments: Mapping[str, Argument], values: Mapping[str, Any]) -> dict[str, Tensor]:
         """The embeddings that are given, each with its name."""
-        found: dict[str, Tensor] = {}
+        matrices: dict[str, Tensor] = {}
         for name, argument in arguments.items():
             value = values[name]
             if value is None and name in self.optional:
                 continue
-            found.update({name: value} if argument.matrices is None else argument.matrices(name, value))
-        return found
+            matrices.update({name: value} if argument.matrices is None else argument.matrices(name, value))
+        return matrices
 
     def _check_embeddings(self, rows: Mapping[str, Tensor], ranks: Group | None) -> None:
         check_embeddings(**{name: with_a_row(ranks, x) for name, x in rows.items()})
@@ -336,10 +338,11 @@ class Declaration:
                     raise ValueError(
                         f"{missing}: want it together with {present}, got None; give both or neither"
                     )
-        given = {name: x for name, x in self.foreign.items() if values[name] is not None}
-        foreign = self._matrices(given, values)
+
+        named = {name: x for name, x in self.foreign.items() if values[name] is not None}
+        foreign = self._matrices(named, values)
         check_embeddings(**{name: with_a_row(ranks, x) for name, x in foreign.items()})
-        for name, argument in given.items():
+        for name, argument in named.items():
             assert argument.like is not None
             theirs = self._matrices({name: argument}, values)
             ours = self._matrices({argument.like: self.embeddings[argument.like]}, values)

@@ -236,6 +236,11 @@ def as_group(group: GroupLike) -> Group:
     return made
 
 
+def is_ring(group: GroupLike | None) -> bool:
+    """Whether ranks always visit each other's candidates in a ring."""
+    return group is not None and as_group(group).exchange == "ring"
+
+
 def _process_group(name: str, group: Any) -> ProcessGroup:
     if not dist.is_available():
         raise RuntimeError(f"{name}: want a torch that has torch.distributed, got one without")

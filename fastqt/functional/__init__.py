@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.arguments import OwnRows, Rows, Scale
+from fastqt.arguments import Known, OwnRows, Rows, Scale
 from fastqt.distributed.group import GroupLike
 from fastqt.exclusions import ExcludeLike, Exclusions
 from fastqt.functional.fitting import (
@@ -36,15 +36,16 @@ def _fit_contrastive(
     row_negatives: Tensor | Mixed | None,
     exclude: Exclusions | None,
     group: GroupLike | None,
+    known: Known,
 ) -> dict[str, Targets]:
     check_similarity_fits(similarity, diagonal, negatives, row_negatives, exclude)
     check_exclusions_fit(exclude, queries, group)
-    return {"targets": targets_of(targets, context_size, document_ids, queries, group)}
+    return {"targets": targets_of(targets, context_size, document_ids, known)}
 
 
 @loss("ContrastiveLoss", check=_fit_contrastive, sums_prefixes=False)
 def contrastive_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: OwnRows,
     targets: GivenTargets = None,
@@ -149,7 +150,7 @@ def contrastive_loss(
     `targets=Diagonal(), diagonal="keep"`. Prefixes: Kusupati et al., "Matryoshka representation learning"
     (2022), eq. 1.
     """
-    return loss_of(given, "softmax")
+    return loss_of(call, "softmax")
 
 
 def _fit_sigmoid(
@@ -159,14 +160,15 @@ def _fit_sigmoid(
     document_ids: Tensor | None,
     exclude: Exclusions | None,
     group: GroupLike | None,
+    known: Known,
 ) -> dict[str, Targets]:
     check_exclusions_fit(exclude, queries, group)
-    return {"targets": targets_of(targets, context_size, document_ids, queries, group, normalize=False)}
+    return {"targets": targets_of(targets, context_size, document_ids, known, normalize=False)}
 
 
 @loss("SigmoidLoss", check=_fit_sigmoid, sums_prefixes=False)
 def sigmoid_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: OwnRows,
     targets: GivenTargets = None,
@@ -224,7 +226,7 @@ def sigmoid_loss(
     Source: the binary windows that Logeswaran and Lee (2018) compare QuickThoughts with; Zhai et
     al., "Sigmoid loss for language image pre-training" (2023).
     """
-    return loss_of(given, "sigmoid")
+    return loss_of(call, "sigmoid")
 
 
 def _fit_log_sum_exp(
@@ -242,7 +244,7 @@ def _fit_log_sum_exp(
 
 @loss(check=_fit_log_sum_exp)
 def log_sum_exp(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: OwnRows,
     *,
@@ -304,4 +306,4 @@ def log_sum_exp(
     Source: the denominator of Logeswaran and Lee, "An efficient framework for learning sentence
     representations" (2018), eq. 2.
     """
-    return loss_of(given, "log_sum_exp")
+    return loss_of(call, "log_sum_exp")

@@ -5,7 +5,7 @@ A lowering gives a record, and what its loss still lacks: a `Completion`, or Non
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
@@ -118,7 +118,7 @@ _DEFAULT_TARGETS = {
 }
 
 
-def call_of(link: str, values: dict[str, Any]) -> Call:
+def call_of(link: str, values: Mapping[str, Any]) -> Call:
     """The call of a general loss from its checked arguments."""
     targets: Targets | None = values.get("targets")
     if targets is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastqt.arguments import Argument, Known, exclusions_of, is_given
 from fastqt.checks import FLOATING, check_bias, check_tensor
-from fastqt.distributed.group import GroupLike, as_group
+from fastqt.distributed.group import GroupLike, is_ring
 from fastqt.exclusions import Above, ExcludeLike, Exclusions, Margin, Same, Within
 from fastqt.guide import Guide
 from fastqt.negatives import Mixed
@@ -67,15 +67,14 @@ def targets_of(
     targets: TargetsLike | None,
     context_size: int | None,
     document_ids: Tensor | None,
-    queries: Tensor,
-    group: GroupLike | None,
+    known: Known,
     *,
     normalize: bool = True,
 ) -> Targets:
     """The targets that a user has given or the default window, checked as far as a rank can do that alone."""
     found = given_or_window(targets, context_size, document_ids, normalize=normalize)
-    if group is not None:
-        found.check_queries(queries.shape[0])
+    if known.of_group:
+        found.check_queries(known.sizes["rows"])
     return found
 
 
@@ -110,7 +109,7 @@ def check_exclusions_fit(exclude: Exclusions | None, queries: Tensor, group: Gro
     """Raises ValueError where what leaves is found some rows at a time, and that cannot be done."""
     if exclude is None or not exclude.needs_masks:
         return
-    if group is not None and as_group(group).exchange == "ring":
+    if is_ring(group):
         raise ValueError(f"exchange: want 'auto' or 'gather' with exclude={exclude.names}, got 'ring'")
     if is_traced(queries) and not torch.compiler.is_compiling():
         raise ValueError(

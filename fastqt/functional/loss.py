@@ -24,20 +24,20 @@ from fastqt.options import Reduction
 from fastqt.targets import TargetRows
 
 
-def loss_of(given: Arguments, link: str) -> Tensor:
+def loss_of(arguments: Arguments, link: str) -> Tensor:
     """The loss of the rows of one process, or of all ranks'.
 
     Args:
-        given: of this process's queries; the targets are over the candidates of all ranks, and the reduction
-            is of all ranks' rows, "none" for this rank's.
+        arguments: of this process's queries; the targets are over the candidates of all ranks, and the
+            reduction is of all ranks' rows, "none" for this rank's.
         link: as of `Problem`.
     """
-    call, batch = call_of(link, given.values), given.batch
-    if given.values["exclude"] is not None and call.is_filtered and torch.compiler.is_compiling():
+    call, batch = call_of(link, arguments.values), arguments.batch
+    if arguments.values["exclude"] is not None and call.is_filtered and torch.compiler.is_compiling():
         # No operator makes masks of some rows: the graph of torch.compile breaks here.
         loss: Tensor = torch.compiler.disable(_loss_of_call)(batch, call)
         return loss
-    return _loss_of_call(batch, call, given.shapes)
+    return _loss_of_call(batch, call, arguments.shapes)
 
 
 def _loss_of_call(batch: Batch, call: Call, shapes: Hashable | None = None) -> Tensor:

@@ -27,7 +27,7 @@ NOBODY_ELSE = "samples: want another sentence with neighbours to draw from, got 
 
 @loss("BinaryWindowLoss", check=check_window)
 def binary_window_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: Rows,
     *,
@@ -75,7 +75,7 @@ def binary_window_loss(
     Source: the classifier of plausible and implausible context windows that Logeswaran and Lee
     (arXiv:1803.02893), section 3, compare theirs with.
     """
-    batch = given.batch
+    batch = call.batch
     n, window = len(queries), batch.targets(Window(context_size, normalize=False, document_ids=document_ids))
     gathered = batch.gather(candidates)
     with batch.agreeing():

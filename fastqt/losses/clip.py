@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.arguments import Rows, Scale, Share
+from fastqt.arguments import Known, Rows, Scale, Share
 from fastqt.distributed import collectives
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import GroupLike
@@ -22,10 +22,10 @@ from fastqt.problem import ClipProblem, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced
 
 
-def _fit(label_smoothing: float, exclude: Exclusions | None, group: GroupLike | None) -> None:
+def _fit(label_smoothing: float, exclude: Exclusions | None, known: Known) -> None:
     if exclude is None:
         return
-    if group is not None and exclude.of(Tensor) is not None:
+    if known.of_group and exclude.of(Tensor) is not None:
         raise ValueError("exclude: want a filter that has both directions in a group, got a bool tensor")
     if label_smoothing:
         raise ValueError("exclude: want None with label_smoothing, which gives every candidate mass")
@@ -34,7 +34,7 @@ def _fit(label_smoothing: float, exclude: Exclusions | None, group: GroupLike | 
 
 @loss("CLIPLoss", check=_fit, sums_prefixes=False)
 def clip_loss(
-    given: Arguments,
+    call: Arguments,
     a: Rows,
     b: Rows,
     *,
@@ -84,35 +84,35 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
-    unsmoothed = _unsmoothed(given, a, b)
+    unsmoothed = _unsmoothed(call, a, b)
     if not label_smoothing:
         return unsmoothed
 
     def smoothing(dim: int | None) -> Tensor:
         x, y = a[:, :dim], b[:, :dim]
-        return (smoothing_loss(given, x, [y]) + smoothing_loss(given, y, [x])) / 2
+        return (smoothing_loss(call, x, [y]) + smoothing_loss(call, y, [x])) / 2
 
-    return unsmoothed + given.sum_over_prefixes(smoothing)
+    return unsmoothed + call.sum_over_prefixes(smoothing)
 
 
-def _unsmoothed(given: Arguments, a: Tensor, b: Tensor) -> Tensor:
+def _unsmoothed(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss without label smoothing, by the engine's walk over both directions where it has one."""
-    values = given.values
-    traced = given.shapes is None and is_traced(a, b)
+    values = call.values
+    traced = call.shapes is None and is_traced(a, b)
     if traced or values["matryoshka"] is not None or values["exclude"] is not None:
-        return _both_directions(given, a, b)
-    if isinstance(given.batch, Shards):
-        return _of_ranks(given, given.batch, a, b)
+        return _both_directions(call, a, b)
+    if isinstance(call.batch, Shards):
+        return _of_ranks(call, call.batch, a, b)
 
     p = ClipProblem(a, b, values["scale"], values["memory"], values["normalize"])
-    kind = plans.kind_of(ClipProblem, a, b, values["backend"], given.shapes)
+    kind = plans.kind_of(ClipProblem, a, b, values["backend"], call.shapes)
     engine, dtype, computed, as_given = plans.kept(kind) or plans.plan(kind, p, values["backend"])
     if not engine.computes(p):
-        return _both_directions(given, a, b)
+        return _both_directions(call, a, b)
     if not as_given:
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
     _normalize_for(engine, p, computed)
-    return autograd.loss_of(p, values["reduction"], engine, given.function)
+    return autograd.loss_of(p, values["reduction"], engine, call.function)
 
 
 def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
@@ -121,18 +121,18 @@ def _normalize_for(engine: Engine, p: ClipProblem, dtype: torch.dtype) -> None:
         p.queries, p.candidates, p.normalize = unit_rows(p.queries), unit_rows(p.candidates), False
 
 
-def _both_directions(given: Arguments, a: Tensor, b: Tensor) -> Tensor:
+def _both_directions(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss as that of two directions, one after the other."""
-    exclude: Exclusions | None = given.values["exclude"]
+    exclude: Exclusions | None = call.values["exclude"]
     rows, turned = {"rows": "rows", "candidates": "rows"}, None if exclude is None else exclude.turned()
-    to_b = given.to(info_nce_loss, rows, queries=a, candidates=b, label_smoothing=0.0)
-    to_a = given.to(info_nce_loss, rows, queries=b, candidates=a, label_smoothing=0.0, exclude=turned)
+    to_b = call.to(info_nce_loss, rows, queries=a, candidates=b, label_smoothing=0.0)
+    to_a = call.to(info_nce_loss, rows, queries=b, candidates=a, label_smoothing=0.0, exclude=turned)
     return (to_b + to_a) / 2
 
 
-def _of_ranks(given: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:
+def _of_ranks(call: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:
     """The loss of all ranks' pairs without label smoothing."""
-    values, group = given.values, shards.group
+    values, group = call.values, shards.group
     scale, memory, normalize, reduction = (
         values[name] for name in ("scale", "memory", "normalize", "reduction")
     )
@@ -148,5 +148,5 @@ def _of_ranks(given: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
         _normalize_for(engine, p, computed)
     ranks = ClipOfRanks(shards, engine.computation(rectangle), ring)
-    local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, given.function)
+    local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, call.function)
     return collectives.reduced(local, reduction, N, group)

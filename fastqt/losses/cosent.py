@@ -19,7 +19,7 @@ from fastqt.problem import loss_dtype
 
 @loss("CoSENTLoss")
 def cosent_loss(
-    given: Arguments,
+    call: Arguments,
     a: Rows,
     b: Rows,
     labels: Ranks,
@@ -59,12 +59,12 @@ def cosent_loss(
     Source: Su, "CoSENT" (2022), and Huang et al., "CoSENT: Consistent sentence embedding via similarity
     ranking" (2024).
     """
-    return ranking_loss(given.batch, row_cosines(a, b), labels, scale).to(loss_dtype(a))
+    return ranking_loss(call.batch, row_cosines(a, b), labels, scale).to(loss_dtype(a))
 
 
 @loss("AnglELoss")
 def angle_loss(
-    given: Arguments,
+    call: Arguments,
     a: Rows,
     b: Rows,
     labels: Ranks,
@@ -100,7 +100,7 @@ def angle_loss(
 
     Source: Li and Li, "AnglE-optimized text embeddings" (2023), as their released code has the similarity.
     """
-    return ranking_loss(given.batch, angle_similarity(a, b), labels, scale).to(loss_dtype(a))
+    return ranking_loss(call.batch, angle_similarity(a, b), labels, scale).to(loss_dtype(a))
 
 
 def angle_similarity(

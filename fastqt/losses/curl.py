@@ -18,7 +18,7 @@ from fastqt.targets import Targets, Window
 
 @loss("CURLLoss")
 def curl_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     positives: Rows,
     negatives: Rows,
@@ -49,7 +49,7 @@ def curl_loss(
 
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning" (2019).
     """
-    return given.batch.reduced(_losses(queries, positives, negatives), reduction)
+    return call.batch.reduced(_losses(queries, positives, negatives), reduction)
 
 
 def _losses(
@@ -67,7 +67,7 @@ def _losses(
 
 @loss("CURLBlockLoss", check=check_window)
 def curl_block_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: Rows,
     *,
@@ -112,7 +112,7 @@ def curl_block_loss(
     Source: Arora et al., "A theoretical analysis of contrastive unsupervised representation learning"
     (2019), section 6, on windows of sentences.
     """
-    batch = given.batch
+    batch = call.batch
     n, N = len(queries), batch.total()
     window = batch.targets(Window(context_size, document_ids=document_ids))
     gathered = batch.gather(candidates)

@@ -16,7 +16,7 @@ from fastqt.problem import loss_dtype
 
 @loss("DCLLoss")
 def dcl_loss(
-    given: Arguments,
+    call: Arguments,
     z1: Rows,
     z2: Rows,
     *,
@@ -61,12 +61,12 @@ def dcl_loss(
 
     Source: Yeh et al., "Decoupled contrastive learning" (2022), eq. 6 and 7.
     """
-    views = two_views(given, z1, z2)
-    with given.batch.leaving_word():
+    views = two_views(call, z1, z2)
+    with call.batch.leaving_word():
         positive, of_first, of_second = view_sums(views, scale)
         weights = 1.0 if sigma is None else _weights(views, sigma)
         losses = (of_first + of_second) / 2 - weights * positive
-    return given.batch.reduced(losses, reduction).to(loss_dtype(z1))
+    return call.batch.reduced(losses, reduction).to(loss_dtype(z1))
 
 
 def _weights(views: TwoViews, sigma: float) -> Tensor:

@@ -34,7 +34,7 @@ TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
 
 @loss("DistillationLoss")
 def distillation_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: OwnRows,
     teacher_queries: TeacherQueries,
@@ -87,7 +87,7 @@ def distillation_loss(
     Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network" (2015); for both
     directions of image and text Yang et al., "CLIP-KD" (2024), eq. 3 to 5, and open_clip's DistillClipLoss.
     """
-    batch = given.batch
+    batch = call.batch
     columns = batch.gather(candidates, "candidates")
     teacher_columns = batch.gather_constant(teacher_candidates.detach(), "candidates")
 
@@ -98,7 +98,7 @@ def distillation_loss(
             sides = [F.normalize(x, dim=1) for x in sides]
         f, g, teacher_f, teacher_g = sides
         p = DistillationProblem(f, g, scale, teacher_scale * teacher_f, teacher_g, cross_entropy)
-        return autograd.loss_of(p, part, DISTILLATION, given.function)
+        return autograd.loss_of(p, part, DISTILLATION, call.function)
 
     return batch.loss(reduction, (queries, columns, scale), losses)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt.arguments import Argument, Rows, Scale
-from fastqt.distributed.group import GroupLike, as_group
+from fastqt.distributed.group import GroupLike, is_ring
 from fastqt.distributed.shards import Shards
 from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.guide import Guide, pair_thresholds
@@ -44,13 +44,13 @@ GuideNegatives = Annotated[Tensor | Sequence[Tensor], Argument(like="negatives",
 
 
 def _fit(group: GroupLike | None) -> None:
-    if group is not None and as_group(group).exchange == "ring":
+    if is_ring(group):
         raise ValueError("exchange: want 'auto' or 'gather' with a guide, got 'ring'")
 
 
 @loss("GISTEmbedLoss", check=_fit)
 def gist_embed_loss(
-    given: Arguments,
+    call: Arguments,
     anchors: Rows,
     positives: Rows,
     negatives: OfTexts = (),
@@ -106,7 +106,7 @@ def gist_embed_loss(
     """
     texts = Texts(anchors, positives, _sequence("negatives", negatives))
     guides = Texts(guide_anchors, guide_positives, _sequence("guide_negatives", guide_negatives))
-    batch = given.batch
+    batch = call.batch
     if isinstance(batch, Shards):
         texts, guides = (
             _gathered(batch, x, differentiable=x is texts, with_anchors=contrast_anchors)
@@ -114,18 +114,7 @@ def gist_embed_loss(
         )
 
     def losses(part: str) -> Tensor:
-        return loss_of_own_rows(
-            texts,
-            guides,
-            scale=scale,
-            margin=margin,
-            margin_strategy=margin_strategy,
-            contrast_anchors=contrast_anchors,
-            contrast_positives=contrast_positives,
-            reduction=cast(Reduction, part),
-            memory=memory,
-            backend=backend,
-        )
+        return loss_of_own_rows(texts, guides, call.values, cast(Reduction, part))
 
     leaves = texts.anchors, texts.positives, texts.more_anchors, *texts.negatives, scale
     return batch.loss(reduction, leaves, losses)
@@ -146,47 +135,31 @@ class Texts(NamedTuple):
         return torch.cat(found) if found else None
 
 
-def loss_of_own_rows(
-    texts: Texts,
-    guides: Texts,
-    *,
-    scale: float | Tensor,
-    margin: float,
-    margin_strategy: MarginStrategy,
-    contrast_anchors: bool,
-    contrast_positives: bool,
-    reduction: Reduction,
-    memory: Memory,
-    backend: Backend | None,
-) -> Tensor:
-    """The loss of the anchors, for arguments that are checked; the candidates may be more than theirs."""
-    thresholds = pair_thresholds(guides.anchors, guides.positives, margin=margin, strategy=margin_strategy)
-    guide = Guide(
-        guides.anchors,
-        guides.positives,
-        thresholds=thresholds,
-        negatives=guides.others(contrast_anchors),
-    )
-    z = _unit(texts)
-    negatives = z.others(contrast_anchors)
-    if not contrast_positives:
+def loss_of_own_rows(texts: Texts, guides: Texts, options: Mapping[str, Any], reduction: Reduction) -> Tensor:
+    """The loss of the anchors, for options that are checked; the candidates may be more than theirs."""
+    margin, strategy = options["margin"], options["margin_strategy"]
+    with_anchors, scale = options["contrast_anchors"], options["scale"]
+    thresholds = pair_thresholds(guides.anchors, guides.positives, margin=margin, strategy=strategy)
+    of_guide = partial(Guide, thresholds=thresholds)
+    guide = of_guide(guides.anchors, guides.positives, negatives=guides.others(with_anchors))
+    z, how = _unit(texts), {name: options[name] for name in ("scale", "memory", "backend")}
+    negatives = z.others(with_anchors)
+    if not options["contrast_positives"]:
         return contrastive_loss(
             z.anchors,
             z.positives,
             Diagonal(),
             diagonal="keep",
-            scale=scale,
             negatives=negatives,
             exclude=guide,
             reduction=reduction,
-            memory=memory,
-            backend=backend,
+            **how,
         )
 
     n = len(z.anchors)
     own = z.positives[:n]
-    among_positives = Guide(guides.positives[:n], guides.positives, thresholds=thresholds)
-    sums = partial(log_sum_exp, scale=scale, memory=memory, backend=backend)
+    among_positives = of_guide(guides.positives[:n], guides.positives)
+    sums: Callable[..., Tensor] = partial(log_sum_exp, **how)
     cells = [
         sums(z.anchors, z.positives, diagonal="exclude", negatives=negatives, exclude=guide),
         sums(own, z.positives, exclude=among_positives),

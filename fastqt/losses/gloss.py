@@ -35,7 +35,7 @@ POSITION_LOSSES: tuple[str, ...] = get_args(PositionLoss)
 
 @loss("GlossBagOfWordsLoss")
 def gloss_bow_loss(
-    given: Arguments,
+    call: Arguments,
     latents: Rows,
     weight: Shared,
     bias: Shared,
@@ -85,12 +85,12 @@ def gloss_bow_loss(
             latents, weight, targets, bias=bias, reduction=reduction, memory=memory, backend=backend
         )
 
-    return given.batch.loss(reduction, (latents, weight, bias), losses)
+    return call.batch.loss(reduction, (latents, weight, bias), losses)
 
 
 @loss("GlossPositionalLoss")
 def gloss_pos_loss(
-    given: Arguments,
+    call: Arguments,
     latents: Rows,
     positions: Shared,
     weight: Shared,
@@ -137,36 +137,17 @@ def gloss_pos_loss(
     """
 
     def losses(part: str) -> Tensor:
-        return _positional_loss(
-            latents,
-            positions,
-            weight,
-            bias,
-            token_ids,
-            lengths,
-            mean=position_loss == "mean",
-            reduction=cast(Reduction, part),
-            memory=memory,
-            backend=backend,
-        )
+        return _positional_loss(call, cast(Reduction, part))
 
-    return given.batch.loss(reduction, (latents, positions, weight, bias), losses)
+    return call.batch.loss(reduction, (latents, positions, weight, bias), losses)
 
 
-def _positional_loss(
-    latents: Tensor,
-    positions: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    token_ids: Tensor,
-    lengths: Tensor,
-    *,
-    mean: bool,  # over a sentence's positions, in place of their sum
-    reduction: Reduction,
-    memory: Memory,
-    backend: Backend | None,
-) -> Tensor:
+def _positional_loss(call: Arguments, reduction: Reduction) -> Tensor:
     """`gloss_pos_loss` of this process's sentences."""
+    values = call.values
+    latents, positions, weight, bias = (values[name] for name in ("latents", "positions", "weight", "bias"))
+    token_ids, lengths, backend = values["token_ids"], values["lengths"], values["backend"]
+    mean = values["position_loss"] == "mean"  # over a sentence's positions, in place of their sum
     check_embeddings(latents=latents, positions=positions, weight=weight)
     B, L, device = len(latents), len(positions), latents.device
     check_tensor("token_ids", token_ids)
@@ -210,7 +191,7 @@ def _positional_loss(
         diagonal="keep",
         bias=bias,
         reduction="none" if reduction == "none" or mean else "sum",
-        memory=memory,
+        memory=values["memory"],
         backend=backend,
     )
     if mean:

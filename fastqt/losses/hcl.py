@@ -20,7 +20,7 @@ from fastqt.problem import loss_dtype
 
 @loss("HCLLoss")
 def hcl_loss(
-    given: Arguments,
+    call: Arguments,
     z1: Rows,
     z2: Rows,
     *,
@@ -72,7 +72,7 @@ def hcl_loss(
     Source: Robinson et al., "Contrastive learning with hard negative samples" (2021), eq. 4; for beta=0
     Chuang et al., "Debiased contrastive learning" (2020), eq. 7 and 8.
     """
-    views, batch = two_views(given, z1, z2), given.batch
+    views, batch = two_views(call, z1, z2), call.batch
     with batch.leaving_word():
         positive, *sums = view_sums(views, (1 + beta) * scale)
         positive = positive / (1 + beta)

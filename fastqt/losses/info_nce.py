@@ -24,7 +24,7 @@ def _fit(label_smoothing: float, exclude: Exclusions | None, similarity: Similar
 
 @loss("InfoNCELoss", check=_fit, sums_prefixes=False)
 def info_nce_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: OwnRows,
     *,
@@ -73,7 +73,7 @@ def info_nce_loss(
 
     Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
     """
-    unsmoothed = given.to(
+    unsmoothed = call.to(
         contrastive_loss,
         queries=queries,
         candidates=candidates,
@@ -86,6 +86,6 @@ def info_nce_loss(
     columns = [candidates] if negatives is None else [candidates, negatives]
 
     def smoothing(dim: int | None) -> Tensor:
-        return smoothing_loss(given, queries[:, :dim], [x[:, :dim] for x in columns])
+        return smoothing_loss(call, queries[:, :dim], [x[:, :dim] for x in columns])
 
-    return unsmoothed + given.sum_over_prefixes(smoothing)
+    return unsmoothed + call.sum_over_prefixes(smoothing)

@@ -78,14 +78,14 @@ class Scoring(NamedTuple):
     matryoshka: Matryoshka | None = None
 
 
-def loss_from_labels(link: str, given: Arguments) -> Tensor:
+def loss_from_labels(link: str, call: Arguments) -> Tensor:
     """The reduced loss "supcon" or "ntxent" of all ranks' rows, each rank's against the candidates of all."""
     if torch.compiler.is_compiling():
         # Every batch has blocks of other sizes: the loss is left out of the graph.
-        loss: Tensor = torch.compiler.disable(loss_from_labels)(link, given)
+        loss: Tensor = torch.compiler.disable(loss_from_labels)(link, call)
         return loss
 
-    values, batch = given.values, given.batch
+    values, batch = call.values, call.batch
     embeddings, reduction = values["embeddings"], values["reduction"]
     scoring = Scoring(
         values["scale"], values["normalize"], values["memory"], values["backend"], values.get("matryoshka")

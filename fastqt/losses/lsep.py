@@ -57,7 +57,7 @@ Ranks = Annotated[Tensor, Argument(_as_ranks, fact=_dtype, of_each_call=True)]
 
 @loss("LSEPLoss")
 def lsep_loss(
-    given: Arguments,
+    call: Arguments,
     scores: Scores,
     labels: Ranks,
     *,
@@ -94,7 +94,7 @@ def lsep_loss(
 
     Source: Li, Song and Luo, "Improving pairwise ranking for multi-label image classification" (2017).
     """
-    return ranking_loss(given.batch, scores, labels, scale).to(loss_dtype(scores))
+    return ranking_loss(call.batch, scores, labels, scale).to(loss_dtype(scores))
 
 
 def ranking_loss(batch: Batch, scores: Tensor, labels: Tensor, scale: float | Tensor) -> Tensor:

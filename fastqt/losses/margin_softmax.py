@@ -30,7 +30,7 @@ Angle = Annotated[float, numbers("radians from 0 to pi", lambda x: 0 <= x <= mat
 
 @loss("CosFaceLoss")
 def cosface_loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Rows,
     weight: OwnRows,
     labels: Ids,
@@ -80,12 +80,12 @@ def cosface_loss(
     def target(cosine: Tensor, squared_sine: Tensor) -> Tensor:
         return cosine - margin
 
-    return _loss(given, embeddings, weight, labels, target)
+    return _loss(call, embeddings, weight, labels, target)
 
 
 @loss("ArcFaceLoss")
 def arcface_loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Rows,
     weight: OwnRows,
     labels: Ids,
@@ -130,18 +130,18 @@ def arcface_loss(
         turned = cosine * math.cos(margin) - sine * math.sin(margin)
         return torch.where(cosine > -math.cos(margin), turned, cosine - margin * math.sin(margin))
 
-    return _loss(given, embeddings, weight, labels, target)
+    return _loss(call, embeddings, weight, labels, target)
 
 
 def _loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Tensor,
     weight: Tensor,
     classes: Tensor,
     # The target's cosine with its margin, from the cosine and the squared sine.
     target: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    batch, values = given.batch, given.values
+    batch, values = call.batch, call.values
     scale, reduction = values["scale"], values["reduction"]
     columns = batch.gather(unit_rows(weight), "weight")
 

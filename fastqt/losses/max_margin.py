@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.arguments import OwnRows, Rows
+from fastqt.arguments import Known, OwnRows, Rows
 from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import require
 from fastqt.distributed.group import GroupLike
@@ -29,18 +29,17 @@ CHUNK_SCORES = 2**21  # 8 MiB of float32; what is computed from them takes two o
 
 
 def _fit(
-    queries: Tensor,
     targets: TargetsLike | None,
     context_size: int | None,
     document_ids: Tensor | None,
-    group: GroupLike | None,
+    known: Known,
 ) -> dict[str, Targets]:
-    return {"targets": targets_of(targets, context_size, document_ids, queries, group)}
+    return {"targets": targets_of(targets, context_size, document_ids, known)}
 
 
 @loss("MaxMarginLoss", check=_fit)
 def max_margin_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: OwnRows,
     targets: GivenTargets = None,
@@ -91,14 +90,14 @@ def max_margin_loss(
     Source: the max-margin objective that Logeswaran and Lee (arXiv:1803.02893) compare theirs with.
     """
     # A rank's own candidates come first, and with them the diagonal.
-    batch = given.batch
+    batch = call.batch
     columns = batch.rolled(batch.gather(candidates, "candidates"))
     local = batch.targets(given_or_window(targets, None, None), candidates="candidates")
     local = batch.own_first(local, diagonal, candidates="candidates")
 
     def losses(part: str) -> Tensor:
         p = _problem(queries, columns, local, margin, diagonal, normalize)
-        return autograd.loss_of(p, part, MAX_MARGIN, given.function)
+        return autograd.loss_of(p, part, MAX_MARGIN, call.function)
 
     return batch.loss(reduction, (queries, columns), losses)
 

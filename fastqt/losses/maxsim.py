@@ -100,7 +100,7 @@ def _fit(queries: Tensor, documents: Tensor, query_mask: Tensor | None, document
 
 @loss("MaxSimLoss", check=_fit)
 def maxsim_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Queries,
     documents: Documents,
     *,
@@ -163,7 +163,7 @@ def maxsim_loss(
     Source: Khattab and Zaharia, "ColBERT: Efficient and effective passage search via contextualized late
     interaction over BERT" (2020), eq. 3; negatives of the batch as in Santhanam et al., "ColBERTv2" (2022).
     """
-    batch = given.batch
+    batch = call.batch
     candidates, mask_of_candidates = _gathered(batch, documents, document_mask)
     excluded = _excluded(batch, exclude, queries.device)
 
@@ -180,7 +180,7 @@ def maxsim_loss(
             excluded,
             batch.first("documents"),
         )
-        return autograd.loss_of(p, part, MAXSIM, given.function)
+        return autograd.loss_of(p, part, MAXSIM, call.function)
 
     return batch.loss(reduction, (queries, candidates, scale), losses)
 

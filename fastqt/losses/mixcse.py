@@ -33,10 +33,10 @@ def _fit(
     exclude: Exclusions | None,
 ) -> None:
     of_released = {"blocks": "both", "masked_cell": "zero", "hard_negative_weight": 0.0}
-    given = {"blocks": blocks, "masked_cell": masked_cell, "hard_negative_weight": hard_negative_weight}
+    values = {"blocks": blocks, "masked_cell": masked_cell, "hard_negative_weight": hard_negative_weight}
     for name, default in of_released.items() if form == "slides" else ():
-        if given[name] != default:
-            raise ValueError(f"{name}: want {default!r} with form='slides', got {shown(given[name])}")
+        if values[name] != default:
+            raise ValueError(f"{name}: want {default!r} with form='slides', got {shown(values[name])}")
     if form == "released" and exclude is not None:
         raise ValueError(
             "exclude: want None with form='released', whose cells are those of the authors' code"
@@ -45,7 +45,7 @@ def _fit(
 
 @loss("MixCSELoss", check=_fit)
 def mixcse_loss(
-    given: Arguments,
+    call: Arguments,
     z1: Rows,
     z2: Rows,
     *,
@@ -108,7 +108,7 @@ def mixcse_loss(
     Source: Zhang et al., "Unsupervised sentence representation via contrastive learning with mixing
     negatives" (AAAI 2022).
     """
-    batch = given.batch
+    batch = call.batch
     n, N, first = len(z1), batch.total(), batch.first()
     if N < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {N}")
@@ -127,7 +127,7 @@ def mixcse_loss(
                 normalize = False
             own = unit_rows(z2) if normalize else z2
             negatives = unit_rows(mix * own + (1 - mix) * batch.gather(own)[partners])
-        return given.to(
+        return call.to(
             contrastive_loss,
             {"rows": "rows", "candidates": "rows"},
             queries=z1,

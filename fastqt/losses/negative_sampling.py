@@ -33,7 +33,7 @@ def _fit(queries: Tensor, candidates: Tensor) -> None:
 
 @loss("NegativeSamplingLoss", check=_fit)
 def negative_sampling_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     candidates: Shared,
     positives: Tensor,
@@ -84,9 +84,9 @@ def negative_sampling_loss(
 
     def losses(part: str) -> Tensor:
         p = _problem(queries, candidates, positives, negatives, scale)
-        return autograd.loss_of(p, part, NEGATIVE_SAMPLING, given.function)
+        return autograd.loss_of(p, part, NEGATIVE_SAMPLING, call.function)
 
-    return given.batch.loss(reduction, (queries, candidates, scale), losses)
+    return call.batch.loss(reduction, (queries, candidates, scale), losses)
 
 
 def _problem(

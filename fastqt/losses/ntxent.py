@@ -13,7 +13,7 @@ from fastqt.options import Backend, Memory, Reduction
 
 @loss("NTXentLoss", check=fit_candidates)
 def ntxent_loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Rows,
     labels: Labels,
     *,
@@ -60,4 +60,4 @@ def ntxent_loss(
     al., "A simple framework for contrastive learning of visual representations" (2020), over all pairs of
     equal labels, as the library pytorch-metric-learning has it.
     """
-    return loss_from_labels("ntxent", given)
+    return loss_from_labels("ntxent", call)

@@ -34,18 +34,18 @@ class PairScoring(NamedTuple):
     scale: float | Tensor
     memory: Memory
     backend: Backend | None
-    given: Arguments  # of the loss
+    call: Arguments  # of the loss
 
     @property
     def batch(self) -> Batch:
         """How the rows lie on ranks."""
-        return self.given.batch
+        return self.call.batch
 
 
-def scoring_of(given: Arguments) -> PairScoring:
+def scoring_of(call: Arguments) -> PairScoring:
     """How the scores of a loss are computed."""
-    values = given.values
-    return PairScoring(values["scale"], values["memory"], values["backend"], given)
+    values = call.values
+    return PairScoring(values["scale"], values["memory"], values["backend"], call)
 
 
 def paired_sums(
@@ -60,12 +60,12 @@ def paired_sums(
     Of one process `columns` are `own_columns` and `all_rows` are `rows`. Of several, either those or these
     are read.
     """
-    engine, given = _engine_of(rows, columns, scoring)
+    engine, inputs = _engine_of(rows, columns, scoring)
     if engine is None:
         row_others = others_than_own(rows, columns, scoring)
         column_others = others_than_own(own_columns, all_rows, scoring)
         return scores(rows, own_columns, scoring.scale), row_others, column_others
-    return _paired_sums(engine, scoring, *given)
+    return _paired_sums(engine, scoring, *inputs)
 
 
 def own_sums(
@@ -105,7 +105,7 @@ def sums_of(
     """`log_sum_exp`, (n,), also of a rank that has no rows."""
     if not len(rows):
         return collectives.nothing((rows, columns, negatives, scoring.scale), "none")
-    return scoring.given.here(
+    return scoring.call.here(
         log_sum_exp,
         queries=rows,
         candidates=columns,
@@ -225,4 +225,4 @@ class _Saved(NamedTuple):
 def _saved(scoring: PairScoring, scale: tuple[Tensor, ...]) -> _Saved:
     """A scale that is a tensor is saved by autograd, which notices changes in place and frees it."""
     number = 1.0 if scale else scoring.scale
-    return _Saved(number, scoring.memory, scoring.batch, scoring.given.function)
+    return _Saved(number, scoring.memory, scoring.batch, scoring.call.function)

@@ -91,7 +91,7 @@ def _fit(
 
 @loss("MultipleNegativesRankingLoss", check=_fit, sums_prefixes=False)
 def multiple_negatives_ranking_loss(
-    given: Arguments,
+    call: Arguments,
     queries: Rows,
     documents: Documents,
     *,
@@ -169,18 +169,18 @@ def multiple_negatives_ranking_loss(
     Embedding: Advancing text embedding and reranking through foundation models" (2025).
     """
     positives, *hard_negatives = (documents,) if isinstance(documents, Tensor) else documents
-    alone = _as_one_loss(given, queries, positives, hard_negatives)
+    alone = _as_one_loss(call, queries, positives, hard_negatives)
     if alone is not None:
         return alone
 
     def of_prefix(dim: int | None) -> Tensor:
         rows = [x[:, :dim] for x in (queries, positives, *hard_negatives)]
-        cells = _Cells(given, [unit_rows(x) for x in rows] if normalize else rows)
-        with given.batch.leaving_word():
+        cells = _Cells(call, [unit_rows(x) for x in rows] if normalize else rows)
+        with call.batch.leaving_word():
             losses = _losses(cells)
-        return given.batch.reduced(losses, reduction).to(loss_dtype(queries))
+        return call.batch.reduced(losses, reduction).to(loss_dtype(queries))
 
-    return given.sum_over_prefixes(of_prefix)
+    return call.sum_over_prefixes(of_prefix)
 
 
 def _losses(cells: _Cells) -> Tensor:
@@ -201,11 +201,11 @@ class _Cells:
         every: the same of all ranks, this rank's first, (N, D) each; of one process `own`.
     """
 
-    def __init__(self, given: Arguments, own: Sequence[Tensor]) -> None:
-        self.own, self.values = own, given.values
-        self.directions: tuple[Direction, ...] = given.values["directions"]
-        exclude: Exclusions | None = given.values["exclude"]
-        batch, self.scoring = given.batch, scoring_of(given)
+    def __init__(self, call: Arguments, own: Sequence[Tensor]) -> None:
+        self.own, self.values = own, call.values
+        self.directions: tuple[Direction, ...] = call.values["directions"]
+        exclude: Exclusions | None = call.values["exclude"]
+        batch, self.scoring = call.batch, scoring_of(call)
         self.above = row_thresholds(own[0], own[1], None if exclude is None else exclude.of(Margin))
         self.filters = None if exclude is None else PairFilters(exclude, batch, self.above)
         with batch.agreeing():
@@ -304,10 +304,10 @@ class _Cells:
 
 
 def _as_one_loss(
-    given: Arguments, queries: Tensor, positives: Tensor, hard_negatives: Sequence[Tensor]
+    call: Arguments, queries: Tensor, positives: Tensor, hard_negatives: Sequence[Tensor]
 ) -> Tensor | None:
     """The loss as one softmax over candidates or as CLIP's; None if it is neither."""
-    values, exclude = given.values, given.values["exclude"]
+    values, exclude = call.values, call.values["exclude"]
     directions = values["directions"]
     if values["hardness_mode"] is not None and values["hardness_strength"]:
         return None
@@ -317,16 +317,16 @@ def _as_one_loss(
     rows = {"rows": "rows", "candidates": "rows", "negatives": ("rows", len(hard_negatives))}
     exclude = with_hard_negatives(exclude, len(queries), negatives, repeated="all")
     if directions == ("query_to_doc",):
-        return given.to(
+        return call.to(
             info_nce_loss, rows, queries=queries, candidates=positives, negatives=negatives, exclude=exclude
         )
     if values["partition_mode"] == "per_direction" and negatives is None and exclude is None:
-        return given.to(clip_loss, a=queries, b=positives)
+        return call.to(clip_loss, a=queries, b=positives)
     of_ids = exclude is not None and exclude.of(OfIds) is not None
-    if directions == ("query_to_doc", "query_to_query") and not of_ids and given.batch.is_of_process:
+    if directions == ("query_to_doc", "query_to_query") and not of_ids and call.batch.is_of_process:
         # A query leaves its own softmax as one of its id, in which its positive stays as a target.
         ids = row_numbers(len(queries), queries.device)
-        return given.to(
+        return call.to(
             contrastive_loss,
             queries=queries,
             candidates=torch.cat([positives, queries]),

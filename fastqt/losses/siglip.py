@@ -16,7 +16,7 @@ from fastqt.targets import Pairs
 
 @loss("SigLIPLoss", sums_prefixes=False)
 def siglip_loss(
-    given: Arguments,
+    call: Arguments,
     a: Rows,
     b: PairedRows,
     *,
@@ -58,6 +58,6 @@ def siglip_loss(
 
     Source: Zhai et al., "Sigmoid loss for language image pre-training" (2023).
     """
-    return given.to(
+    return call.to(
         sigmoid_loss, {"rows": "rows", "candidates": "b"}, queries=a, candidates=b, targets=Pairs()
     )

@@ -42,7 +42,7 @@ def _fit(z3: Tensor | None, hard_negative_weight: float) -> None:
 
 @loss("SimCSELoss", check=_fit, sums_prefixes=False)
 def simcse_loss(
-    given: Arguments,
+    call: Arguments,
     z1: Rows,
     z2: Rows,
     z3: HardNegatives = None,
@@ -90,24 +90,24 @@ def simcse_loss(
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
     if hard_negative_weight and z3 is not None:
-        return given.sum_over_prefixes(lambda dim: _weighted(given, z1[:, :dim], z2[:, :dim], z3[..., :dim]))
+        return call.sum_over_prefixes(lambda dim: _weighted(call, z1[:, :dim], z2[:, :dim], z3[..., :dim]))
 
     # (N, D), or K hard negatives for each of N sentences.
     negatives = None if z3 is None else z3.flatten(0, -2)
     count = z3.shape[1] if z3 is not None and z3.dim() == 3 else 1
-    return given.to(
+    return call.to(
         info_nce_loss,
         {"rows": "rows", "candidates": "rows", "negatives": ("rows", count)},
         queries=z1,
         candidates=z2,
         negatives=negatives,
-        exclude=with_hard_negatives(given.values["exclude"], len(z1), negatives, repeated="each"),
+        exclude=with_hard_negatives(call.values["exclude"], len(z1), negatives, repeated="each"),
     )
 
 
-def _weighted(given: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
+def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     """The loss in which a sentence's own hard negatives have another score than for others."""
-    batch, scoring, exclude = given.batch, scoring_of(given), given.values["exclude"]
+    batch, scoring, exclude = call.batch, scoring_of(call), call.values["exclude"]
     thirds = z3.unbind(1) if z3.dim() == 3 else (z3,)
     z1, *others = (unit_rows(z) for z in (z1, z2, *thirds))
     second, *hard = (batch.gather_own_first(z, dtype=input_dtype(z1)) for z in others)
@@ -120,7 +120,7 @@ def _weighted(given: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
         for third in hard:
             cells.append(others_than_own(z1, third, scoring, filters.of_hard_negatives("query")))
             own = filtered_scores(z1, third[: len(z1)], scoring.scale, above)
-            cells.append(own + given.values["hard_negative_weight"])
+            cells.append(own + call.values["hard_negative_weight"])
         return reduce(joined_loss(scores(z1, views, scoring.scale), cells), part)
 
-    return batch.loss(given.values["reduction"], (z1, second, *hard, scoring.scale), losses)
+    return batch.loss(call.values["reduction"], (z1, second, *hard, scoring.scale), losses)

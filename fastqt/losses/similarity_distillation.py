@@ -22,7 +22,7 @@ TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
 
 @loss("SimilarityDistillationLoss")
 def similarity_distillation_loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Rows,
     teacher_embeddings: TeacherEmbeddings,
     *,
@@ -79,7 +79,7 @@ def similarity_distillation_loss(
     others = None
     if candidates is not None and teacher_candidates is not None:
         others = _side("candidates", candidates, teacher_candidates, dtype, normalize)
-    return _mean(given.batch, side, others).to(dtype)
+    return _mean(call.batch, side, others).to(dtype)
 
 
 class _Side(NamedTuple):

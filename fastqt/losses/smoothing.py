@@ -19,7 +19,7 @@ from fastqt.options import Reduction
 from fastqt.problem import loss_dtype
 
 
-def smoothing_loss(given: Arguments, queries: Tensor, columns: Sequence[Tensor]) -> Tensor:
+def smoothing_loss(call: Arguments, queries: Tensor, columns: Sequence[Tensor]) -> Tensor:
     """What label smoothing adds to the loss of queries among candidates and negatives.
 
     Args:
@@ -27,16 +27,16 @@ def smoothing_loss(given: Arguments, queries: Tensor, columns: Sequence[Tensor])
         queries: (N, D).
         columns: (M, D) candidates, of which candidate i belongs to query i, and (K, D) further ones.
     """
-    dtype, values = loss_dtype(queries), given.values
+    dtype, values = loss_dtype(queries), call.values
     embeddings = [x.to(dtype) for x in (queries, *columns)]
     if values["normalize"]:
         embeddings = [F.normalize(x, dim=1) for x in embeddings]
     queries, *columns = embeddings
-    leads = scores(queries, columns[0][: len(queries)] - _mean_of(columns, given.batch), values["scale"])
+    leads = scores(queries, columns[0][: len(queries)] - _mean_of(columns, call.batch), values["scale"])
 
     # Every row has a target.
     reduction: Reduction = "mean" if values["reduction"] == "mean_of_targets" else values["reduction"]
-    return given.batch.reduced(values["label_smoothing"] * leads, reduction)
+    return call.batch.reduced(values["label_smoothing"] * leads, reduction)
 
 
 def _mean_of(columns: Sequence[Tensor], batch: Batch) -> Tensor:

@@ -22,7 +22,7 @@ def _fit(mean_weight: float, second_moment_weight: float) -> None:
 
 @loss("SpreadOutLoss", check=_fit)
 def spread_out_loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Rows,
     *,
     mean_weight: NotNegative = 1.0,
@@ -71,7 +71,7 @@ def spread_out_loss(
     Source: Zhang et al., "Learning spread-out local feature descriptors" (2017); Vera et al.,
     "EmbeddingGemma" (2025).
     """
-    batch = given.batch
+    batch = call.batch
     dtype = loss_dtype(embeddings)
     rows = embeddings.to(dtype)
     if normalize:

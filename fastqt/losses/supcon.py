@@ -14,7 +14,7 @@ from fastqt.options import Backend, Memory, Reduction
 
 @loss("SupConLoss", check=fit_candidates, sums_prefixes=False)
 def supcon_loss(
-    given: Arguments,
+    call: Arguments,
     embeddings: Rows,
     labels: Labels,
     *,
@@ -71,4 +71,4 @@ def supcon_loss(
 
     Source: Khosla et al., "Supervised contrastive learning" (2020), eq. 2.
     """
-    return loss_from_labels("supcon", given)
+    return loss_from_labels("supcon", call)

@@ -55,16 +55,16 @@ class ViewSums(NamedTuple):
     of_second: Tensor
 
 
-def two_views(given: Arguments, z1: Tensor, z2: Tensor) -> TwoViews:
+def two_views(call: Arguments, z1: Tensor, z2: Tensor) -> TwoViews:
     """The views of a loss whose checked arguments are given.
 
     ValueError for less than two sentences.
     """
-    batch, scoring = given.batch, scoring_of(given)
+    batch, scoring = call.batch, scoring_of(call)
     if batch.total() < 2:
         raise ValueError(f"z2: want two views of at least 2 sentences, got {batch.total()}")
 
-    exclude = given.values["exclude"]
+    exclude = call.values["exclude"]
     filters = None if exclude is None else PairFilters(exclude, batch)
     first, second = unit_rows(z1), unit_rows(z2)
     with batch.agreeing():

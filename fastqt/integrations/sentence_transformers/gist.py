@@ -154,15 +154,7 @@ def _loss(loss: Any, texts: Texts, guides: Texts, first: int) -> Tensor:
         guides = guides._replace(positives=guides.positives.roll(-first, 0))
 
     with torch.autocast(texts.anchors.device.type, enabled=False):
-        return loss_of_own_rows(
-            texts,
-            guides,
-            scale=1 / loss.temperature,
-            margin=loss.margin,
-            margin_strategy=loss.margin_strategy,
-            contrast_anchors=loss.contrast_anchors,
-            contrast_positives=loss.contrast_positives,
-            reduction="mean",
-            memory="fast",
-            backend=None,
-        )
+        names = ("margin", "margin_strategy", "contrast_anchors", "contrast_positives")
+        options = {name: getattr(loss, name) for name in names}
+        options |= {"scale": 1 / loss.temperature, "memory": "fast", "backend": None}
+        return loss_of_own_rows(texts, guides, options, "mean")
