@@ -28,16 +28,16 @@ def _check_bias(name: str, bias: Any, known: Known) -> Any:
     return bias
 
 
-def _check_row_scores(name: str, row_scores: Any, known: Known) -> Any:
-    check_tensor(name, row_scores)
-    shape, n = tuple(row_scores.shape), known.sizes["rows"]
+def _check_scores(name: str, scores: Any, known: Known) -> Any:
+    check_tensor(name, scores)
+    shape, n = tuple(scores.shape), known.sizes["rows"]
     if len(shape) not in (1, 2) or shape[0] != n or 0 in shape[1:]:
         raise ValueError(f"{name}: want shape ({n},) or ({n}, K), K >= 1, got {shape}")
-    if row_scores.dtype not in FLOATING:
-        raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {row_scores.dtype}")
-    if row_scores.device != known.device:
-        raise ValueError(f"{name}: want device {known.device} as queries, got {row_scores.device}")
-    return row_scores
+    if scores.dtype not in FLOATING:
+        raise TypeError(f"{name}: want a floating-point dtype of 16 to 64 bits, got {scores.dtype}")
+    if scores.device != known.device:
+        raise ValueError(f"{name}: want device {known.device} as queries, got {scores.device}")
+    return scores
 
 
 def _matrices(name: str, value: Any) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ Bias = Annotated[
 RowNegatives = Annotated[Tensor | Mixed | None, Argument(rows="rows", matrices=_matrices)]
 # A margin is above the similarity of a target, of which a loss without targets has none.
 ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, Same, Within, Guide, Tensor)]
-RowScores = Annotated[Tensor | None, Argument(_check_row_scores, is_given, is_leaf=True, is_local=True)]
+RowScores = Annotated[Tensor | None, Argument(_check_scores, is_given, is_leaf=True, is_local=True)]
 
 
 def targets_of(
@@ -72,10 +72,10 @@ def targets_of(
     normalize: bool = True,
 ) -> Targets:
     """The targets that a user has given or the default window, checked as far as a rank can do that alone."""
-    found = given_or_window(targets, context_size, document_ids, normalize=normalize)
+    checked = given_or_window(targets, context_size, document_ids, normalize=normalize)
     if known.of_group:
-        found.check_queries(known.sizes["rows"])
-    return found
+        checked.check_queries(known.sizes["rows"])
+    return checked
 
 
 def check_similarity_fits(

@@ -178,7 +178,8 @@ def _problem_of_ring(shards: Shards, call: Call, one: Call) -> tuple[Problem, en
     )
     if not len(call.queries):
         visited.targets, visited.ids = NoTargets(), ()
-        visited.row_negatives = visited.row_scores = visited.mask = visited.thresholds = None
+        for name in (*ROW_CELLS, "mask", "thresholds"):
+            setattr(visited, name, None)
 
     p, plan = problem_of(visited)
     if p.link != "sigmoid" and not (plan.engine.takes_columns or plan.engine.eager):

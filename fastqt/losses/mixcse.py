@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,25 +137,22 @@ def mixcse_loss(
             row_negatives=negatives,
         )
 
-    released = _Released(
-        mix, scale, blocks == "both", masked_cell, hard_negative_weight, stop_gradient, memory, backend
-    )
     if batch.is_of_process and not is_traced(z1, z2):
-        loss = _in_three_blocks(z1, z2, released, order, reduction)
-        if loss is not None:
-            return loss
+        alone = _in_three_blocks(call, z1, z2, order)
+        if alone is not None:
+            return alone
 
     # This rank's sentences are the first of all for it.
     partners = (_partners(order, N, z1.device).roll(-first) - first) % N
     second = batch.gather_own_first(z2)
     mixtures = None
-    if released.both:
+    if blocks == "both":
         whole = z1.detach() if stop_gradient else z1
         others = batch.gather_own_first(whole)[partners[:n]]
         mixtures = unit_rows(mix * whole + (1 - mix) * others)
 
     def losses(part: str) -> Tensor:
-        return reduce(_composed(unit_rows(z1), mixtures, second, released, partners), part)
+        return reduce(_composed(call, unit_rows(z1), mixtures, second, partners), part)
 
     return batch.loss(reduction, (z1, second, mixtures, scale), losses)
 
@@ -166,47 +162,35 @@ def drawn_partners(N: int, device: torch.device, generator: torch.Generator | No
     return _partners(random_order(N, device, generator), N, device)
 
 
-class _Released(NamedTuple):
-    """The options of the released form."""
-
-    mix: float
-    scale: float | Tensor
-    both: bool  # whether the third block is there
-    masked_cell: MaskedCell
-    hard_negative_weight: float
-    stop_gradient: bool
-    memory: Memory
-    backend: Backend | None
-
-
 def _in_three_blocks(
+    call: Arguments,
     z1: Tensor,
     z2: Tensor,
-    o: _Released,
     order: Tensor | None,  # (N,): each row's partner is the next one in it; None for the order as it is
-    reduction: Reduction,
 ) -> Tensor | None:
     """The released form as one problem; None where the engine has no computation for it."""
+    values = call.values
     if order is not None:
         z1, z2 = z1[order], z2[order]
     p = three_block_problem(
         z1,
         z2,
-        o.mix,
-        o.scale,
-        third_block=o.both,
-        masks_excluded=o.masked_cell == "exclude",
-        own_mixture_weight=o.hard_negative_weight,
-        stop_gradient=o.stop_gradient,
-        memory=o.memory,
+        values["mix"],
+        values["scale"],
+        third_block=values["blocks"] == "both",
+        masks_excluded=values["masked_cell"] == "exclude",
+        own_mixture_weight=values["hard_negative_weight"],
+        stop_gradient=values["stop_gradient"],
+        memory=values["memory"],
     )
 
-    engine = engines.choose(o.backend, p, p.queries.dtype)
+    engine = engines.choose(values["backend"], p, p.queries.dtype)
     if not engine.computes(p):
         return None
     dtype = engine.dtype_for(p, p.queries.dtype)
     p.queries, p.candidates = p.queries.to(dtype), p.candidates.to(dtype)
-    loss = autograd.loss_of(p, reduction, engine, "fastqt.mixcse_loss")
+    reduction = values["reduction"]
+    loss = autograd.loss_of(p, reduction, engine, call.function)
 
     if order is not None and reduction == "none":
         loss = torch.empty_like(loss).index_copy(0, order, loss)
@@ -214,15 +198,16 @@ def _in_three_blocks(
 
 
 def _composed(
+    call: Arguments,
     z1: Tensor,  # (n, D), of norm 1
     a: Tensor | None,  # (n, D), of norm 1: their mixtures, for the third block
     z2: Tensor,  # (N, D), of which the first n belong to z1
-    o: _Released,
     partners: Tensor,  # (N,)
 ) -> Tensor:
     """The released form's losses of the first n of N sentences, from the logsumexp of each block."""
-    n, m = len(z1), unit_rows(o.mix * z2 + (1 - o.mix) * z2[partners])
-    if o.stop_gradient:
+    mix, scale, weight = (call.values[name] for name in ("mix", "scale", "hard_negative_weight"))
+    n, m = len(z1), unit_rows(mix * z2 + (1 - mix) * z2[partners])
+    if call.values["stop_gradient"]:
         a, m = None if a is None else a.detach(), m.detach()
     z2 = unit_rows(z2)
 
@@ -230,18 +215,19 @@ def _composed(
     # partner j, lie on the diagonal. A sentence's own mixture is then in another column.
     rows = row_numbers(len(z2), z2.device)
     before = torch.empty_like(partners).scatter_(0, partners, rows)
-    sums = partial(log_sum_exp, scale=o.scale, memory=o.memory, backend=o.backend)
-    others = [sums(z1, z2, diagonal="exclude")]
+    sums = partial(call.here, log_sum_exp)
+    others = [sums(queries=z1, candidates=z2, diagonal="exclude")]
 
     def add_block(queries: Tensor, candidates: Tensor, own: Tensor) -> None:
-        block = sums(queries, candidates, diagonal=o.masked_cell, exclude=Same(own, rows))
-        others.append(block)
-        others.append(scores(queries, candidates[own], o.scale) + o.hard_negative_weight)
+        same = Exclusions((Same(own, rows),))
+        cell = call.values["masked_cell"]
+        others.append(sums(queries=queries, candidates=candidates, diagonal=cell, exclude=same))
+        others.append(scores(queries, candidates[own], scale) + weight)
 
     add_block(z1, m[before], partners[:n])
     if a is not None:
         add_block(a, z2[partners], before[:n])
-    return joined_loss(scores(z1, z2[:n], o.scale), others)
+    return joined_loss(scores(z1, z2[:n], scale), others)
 
 
 def _partners(order: Tensor | None, N: int, device: torch.device) -> Tensor:

@@ -41,8 +41,8 @@ class PairFilters:
         """What leaves the scores of rows of a side with columns, of all ranks and this rank's first."""
         filters: list[Any] = [*self.above]
         for x, every in zip(self.of_ids, self.every, strict=True):
-            own = {"query": x.query_ids, "document": x.columns}
-            filters.append(type(x)(own[rows], every[columns]))
+            ids = {"query": x.query_ids, "document": x.columns}
+            filters.append(type(x)(ids[rows], every[columns]))
         return Exclusions(tuple(filters)) if filters else None
 
     def of_hard_negatives(self, rows: Side) -> Exclusions | None:
@@ -53,8 +53,8 @@ class PairFilters:
         filters: list[Any] = [*self.above]
         for x, every in zip(self.of_ids, self.every, strict=True):
             if isinstance(x, Within):
-                own = {"query": x.query_ids, "document": x.columns}
-                filters.append(Within(own[rows], every["query"]))
+                ids = {"query": x.query_ids, "document": x.columns}
+                filters.append(Within(ids[rows], every["query"]))
         return Exclusions(tuple(filters)) if filters else None
 
 

@@ -197,21 +197,21 @@ class _Cells:
     """The scores of the directions.
 
     Attributes:
-        own: queries, positives and sets of hard negatives of this process, (n, D) each.
-        every: the same of all ranks, this rank's first, (N, D) each; of one process `own`.
+        local: queries, positives and sets of hard negatives of this process, (n, D) each.
+        every: the same of all ranks, this rank's first, (N, D) each; of one process `local`.
     """
 
-    def __init__(self, call: Arguments, own: Sequence[Tensor]) -> None:
-        self.own, self.values = own, call.values
+    def __init__(self, call: Arguments, local: Sequence[Tensor]) -> None:
+        self.local, self.values = local, call.values
         self.directions: tuple[Direction, ...] = call.values["directions"]
         exclude: Exclusions | None = call.values["exclude"]
         batch, self.scoring = call.batch, scoring_of(call)
-        self.above = row_thresholds(own[0], own[1], None if exclude is None else exclude.of(Margin))
+        self.above = row_thresholds(local[0], local[1], None if exclude is None else exclude.of(Margin))
         self.filters = None if exclude is None else PairFilters(exclude, batch, self.above)
         with batch.agreeing():
-            self.has_walks = self.filters is None and shares_scores(own[0], batch.total(), self.scoring)
+            self.has_walks = self.filters is None and shares_scores(local[0], batch.total(), self.scoring)
         self.every = [self._all_queries()]
-        self.every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in own[1:]]
+        self.every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in local[1:]]
 
     @property
     def hardness(self) -> str | None:
@@ -226,7 +226,7 @@ class _Cells:
 
     def positive_and_sums(self) -> tuple[Tensor, dict[Direction, list[Tensor]]]:
         """The score of each positive, (n,), and of each direction the logsumexps of all its other cells."""
-        queries, positives, *_ = self.own
+        queries, positives, *_ = self.local
         all_queries, all_positives, *all_negatives = self.every
         scoring, between = self.scoring, self._between
 
@@ -264,7 +264,7 @@ class _Cells:
 
         `with_positives` says whether the positives of other queries are among the documents.
         """
-        queries, _, *own = self.own
+        queries, _, *hard_negatives = self.local
         positives, negatives = self.every[1:2] if with_positives else [], self.every[2:]
         of_positives, of_negatives = self._between("query", "document"), self._of_hard_negatives("query")
         strength, mode = self.values["hardness_strength"], self.hardness
@@ -282,7 +282,7 @@ class _Cells:
             return [] if joined is None else [sums_of(queries, joined, scoring, of_negatives)]
 
         def alone(scoring: PairScoring) -> list[Tensor]:
-            return [filtered_scores(queries, x, scoring.scale, self.above) for x in own]
+            return [filtered_scores(queries, x, scoring.scale, self.above) for x in hard_negatives]
 
         # A row's own negatives are like those of other queries, unless something tells them apart.
         if in_batch == hard and (self.filters is None or not self.filters.of_ids):
@@ -291,7 +291,7 @@ class _Cells:
 
     def _all_queries(self) -> Tensor:
         """The queries of all ranks; where nothing flows back to them, the rank's own rows stand for them."""
-        queries, batch = self.own[0], self.scoring.batch
+        queries, batch = self.local[0], self.scoring.batch
         among_queries = "query_to_query" in self.directions
         to_documents = "doc_to_query" in self.directions
         if (among_queries and not self.has_walks) or (

@@ -15,6 +15,9 @@ PATHS = {
     "option_dictionaries": "fastqt/functional/call.py",
     "option_keys": "fastqt/losses/clip.py",
     "group_or_none": "fastqt/nn/queue.py",
+    "forwarded": "fastqt/losses/clip.py",
+    "option_records": "fastqt/losses/clip.py",
+    "checks_in_bodies": "fastqt/losses/clip.py",
 }
 
 
@@ -53,6 +56,17 @@ def test_fields_are_those_of_the_dataclass_in_any_language(text, lines):
         ("group_or_none", "if group is None and x: ...\ny = 1 if group is not None else 2", [1, 2]),
         ("group_or_none", "if is_group(group) or self.group is None: ...", []),
         ("packs", "f(*(a, b), c)\nx = [*(d, e)]", [1, 2]),
+        (
+            "forwarded",
+            "@loss('L')\ndef l(call, x, *, scale, mix): ...\nf(scale=scale, x=x)\nf(dtype=dtype, mix=scale)",
+            [3],
+        ),
+        ("option_records", "class A:\n  scale: X\n  memory: X\n  backend: X\nclass B:\n  scale: X", [1]),
+        (
+            "checks_in_bodies",
+            "@loss()\ndef l(call):\n    check_scale(1)\ndef _fit():\n    check_scale(1)",
+            [3],
+        ),
         ("vague_names", "found = f(given)\ndef g(own): ...", [1, 1, 2]),
         ("vague_names", "f(found=x.found, own_rows=1)  # given\n'own'", []),
     ],
@@ -63,7 +77,17 @@ def test_a_figure_counts_what_it_says(name, text, lines):
 
 @pytest.mark.parametrize("name", PATHS)
 def test_figures_of_the_front_count_nothing_elsewhere(name):
-    text = "def f(o: dict[str, Any]):\n    if group is None: o['scale']"
+    text = """
+        def f(o: dict[str, Any]):
+            if group is None: o['scale']
+        @loss()
+        def l(call, *, scale):
+            check_scale(scale=scale)
+        class Options:
+            scale: float
+            memory: str
+            backend: str
+    """
     assert counted(name, text)
     assert not counted(name, text, "fastqt/engines/cpu.py")
 

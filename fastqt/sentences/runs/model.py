@@ -13,6 +13,7 @@ from fastqt.sentences.runs.checkpoint import CONFIG, MODEL
 from fastqt.sentences.runs.combined import combined
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
+from fastqt.sentences.runs.encoders.forms import load_form
 from fastqt.sentences.runs.lexicon import lexicon_digest
 from fastqt.sentences.runs.pairs_model import build_pairs_model
 from fastqt.sentences.runs.skip_thoughts import build_skip_thoughts
@@ -83,7 +84,7 @@ def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pret
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
     """The sentence encoder of `build_model`, which says what the arguments are."""
-    encoder: Encoder = config.encoder_kind.load_form().build(config, vocab_size, pretrained=pretrained)
+    encoder: Encoder = load_form(config.encoder_kind).build(config, vocab_size, pretrained=pretrained)
     return encoder
 
 

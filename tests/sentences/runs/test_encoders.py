@@ -6,7 +6,7 @@ from torch import nn
 from fastqt.nn.masked_words import TokenEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders import ENCODERS
-from fastqt.sentences.runs.encoders.forms import form_of
+from fastqt.sentences.runs.encoders.forms import form_of, load_form
 from fastqt.sentences.runs.model import build_encoder
 from tests.shared.stored_runs import SIZES
 from tests.shared.tiny_bert import write_tiny_bert
@@ -21,7 +21,7 @@ def test_a_record_agrees_with_the_encoder(tmp_path, name):
     encoder = build_encoder(TrainConfig(("x",), encoder=name, **files, **SIZES), 10)
 
     assert type(encoder).__name__ == kind.encoder
-    assert type(form_of(encoder)) is type(kind.load_form())
+    assert type(form_of(encoder)) is type(load_form(kind))
     assert isinstance(encoder, TokenEncoder) == kind.has_states
     assert bool(list(form_of(encoder).compiled(encoder))) == kind.compiles
     assert all(isinstance(x, nn.Embedding) for x in encoder.children()) == kind.is_table

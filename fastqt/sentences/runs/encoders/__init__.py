@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fastqt.sentences.runs.encoders.forms import EncoderForm
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,12 +28,6 @@ class EncoderKind:
     parts: tuple[str, ...] = ()  # of a model of several models: the encoder of each
     # The defaults that differ from those of the model, by the model.
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def load_form(self) -> EncoderForm[Any]:
-        """Imports the form, and torch with it."""
-        module, name = self.form.split(".")
-        form: EncoderForm[Any] = getattr(import_module(f"{__name__}.{module}"), name)()
-        return form
 
 
 BOW = EncoderKind(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fastqt.nn import Encoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders import ENCODERS
+from fastqt.sentences.runs.encoders import ENCODERS, EncoderKind
 
 E = TypeVar("E", bound=Encoder)
 
@@ -63,7 +64,14 @@ class Graph(nn.Module):
         return self.form.vectors(self.encoder, tokens, valid)
 
 
+def load_form(kind: EncoderKind) -> EncoderForm[Any]:
+    """Imports the form of an encoder, and torch with it."""
+    module, name = kind.form.split(".")
+    form: EncoderForm[Any] = getattr(import_module(f"{__package__}.{module}"), name)()
+    return form
+
+
 def form_of(encoder: Encoder) -> EncoderForm[Any]:
     """The form of an encoder's class."""
     name = type(encoder).__name__
-    return next(kind for kind in ENCODERS.values() if kind.encoder == name).load_form()
+    return load_form(next(kind for kind in ENCODERS.values() if kind.encoder == name))
