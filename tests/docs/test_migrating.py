@@ -175,7 +175,7 @@ def test_variants_of_info_nce():
     cosines = F.normalize(f, dim=1) @ F.normalize(g, dim=1).T
     scores, itself = s * cosines, torch.eye(N, dtype=torch.bool)
     options = {"diagonal": "keep", "scale": s, "normalize": True}
-    duplicates, groups = (ids[:, None] == ids) & ~itself, {"query_groups": ids, "candidate_groups": ids}
+    duplicates, groups = (ids[:, None] == ids) & ~itself, {"exclude": fastqt.Same(ids)}
     further = s * F.cosine_similarity(f[:, None], r, dim=-1)
     decoupled = fastqt.log_sum_exp(f, g, scale=s, normalize=True, diagonal="exclude")
     for found, wanted in (

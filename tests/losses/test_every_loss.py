@@ -56,7 +56,7 @@ def weighted(z1: Tensor, z2: Tensor, scale: Tensor) -> Tensor:
 
 def call_guided(anchors: Tensor, positives: Tensor, guide_anchors: Tensor, guide_positives: Tensor) -> Tensor:
     guide = fastqt.Guide(guide_anchors, guide_positives, margin=0.1)
-    return fastqt.info_nce_loss(anchors, positives, guide=guide)
+    return fastqt.info_nce_loss(anchors, positives, exclude=guide)
 
 
 def with_guide(anchors: Tensor, positives: Tensor, guide_anchors: Tensor, guide_positives: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ NONE = torch.full((5,), -100)
 ONE_CLASS = torch.zeros(5, dtype=torch.long)
 OWN_CLASS = torch.arange(5)
 LAST_ROW = torch.zeros(5, 5, dtype=torch.bool).index_fill(0, torch.tensor([4]), True)
-GROUPS = {"query_groups": ONE_CLASS, "candidate_groups": ONE_CLASS}
+GROUPS = {"exclude": fastqt.Same(ONE_CLASS)}
+FALSE = {"exclude": fastqt.Margin(-9.0)}
 KEEP = {"diagonal": "keep"}
 BOTH_WAYS = {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}
 
@@ -77,14 +78,11 @@ def finite_cells(q, c, **options):
 CALLS = {
     "no targets": (lambda q, c, **o: contrastive(q, c, NONE, normalize=True, **o), 5),
     "no targets of prefixes": (lambda q, c, **o: contrastive(q, c, NONE, matryoshka=[2, 4], **o), 5),
-    "an excluded row": (lambda q, c, **o: contrastive(q, c, NONE, mask=LAST_ROW, **o), 5),
+    "an excluded row": (lambda q, c, **o: contrastive(q, c, NONE, exclude=LAST_ROW, **o), 5),
     "groups": (lambda q, c, **o: contrastive(q, c, fastqt.Diagonal(), **GROUPS, **o), 5),
-    "all false negatives": (
-        lambda q, c, **o: contrastive(q, c, fastqt.Diagonal(), false_negative_margin=-9.0, **o),
-        5,
-    ),
+    "all false negatives": (lambda q, c, **o: contrastive(q, c, fastqt.Diagonal(), **FALSE, **o), 5),
     "sigmoid of groups": (lambda q, c, **o: fastqt.sigmoid_loss(q, c, NONE, **GROUPS, **o), 5),
-    "logsumexp of an excluded row": (partial(finite_cells, mask=LAST_ROW), 5),
+    "logsumexp of an excluded row": (partial(finite_cells, exclude=LAST_ROW), 5),
     "logsumexp of groups": (partial(finite_cells, **GROUPS), 5),
     "logsumexp of one row": (partial(finite_cells, diagonal="exclude"), 1),
     "NT-Xent of one class": (partial(of_labels, fastqt.ntxent_loss, ONE_CLASS), 5),
@@ -102,7 +100,7 @@ CALLS = {
             fastqt.multiple_negatives_ranking_loss,
             **BOTH_WAYS,
             partition_mode="joint",
-            false_negative_margin=-9.0,
+            **FALSE,
         ),
         5,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from functools import partial
@@ -14,7 +15,21 @@ from torch import Tensor
 import fastqt
 from fastqt import nn
 from tests.shared.every_loss import D
-from tests.shared.loss_options import LOSSES, Options, combinations, cut, inputs, option_names, outcome, shown
+from tests.shared.loss_options import (
+    KINDS,
+    LOSSES,
+    N,
+    Options,
+    combinations,
+    cut,
+    filters,
+    inputs,
+    option_names,
+    outcome,
+    parameters,
+    rows,
+    shown,
+)
 from tests.shared.tolerances import FLOAT64
 
 CLOSE = {"rtol": 1e2 * FLOAT64, "atol": 1e2 * FLOAT64}
@@ -64,12 +79,14 @@ def test_prefixes_beside_other_options(name, extent):
 def has_no_effect_by_its_meaning(name: str, option: str, value: object, beside: Options) -> bool:
     """Whether there is nothing to change: each row has a target, or what an option is of is 0."""
     a_constant_of_a_softmax = name == "contrastive_loss" and not (
-        beside.get("diagonal", "zero") == "zero" and beside.get("guide") is None
+        beside.get("diagonal", "zero") == "zero" and not has_a_guide(beside)
     )
+    exclude = beside.get("exclude")
+    same = [x for x in (exclude if isinstance(exclude, list) else [exclude]) if isinstance(x, fastqt.Same)]
+    takes_the_diagonal = any(torch.equal(x.query_ids, x.columns) for x in same)
     return {
         "bias": a_constant_of_a_softmax,
-        # Both thresholds of six rows may lie between the same similarities, which are no cosines here.
-        "false_negative_margin_strategy": name == "contrastive_loss" and not beside.get("normalize"),
+        "diagonal": takes_the_diagonal,
         "generator": not ("samples" in beside or any(str(x) == "random" for x in beside.values())),
         "hardness_mode": not beside.get("hardness_strength"),
         "margin_strategy": not beside.get("margin"),
@@ -92,9 +109,37 @@ def test_each_option_counts_or_is_refused(name, extent):
             if not added or has_no_effect_by_its_meaning(name, option, value, beside):
                 continue
             after = said(partial(outcome, name, inputs(name) | beside | added))
-            pair = option, *sorted(beside)
+            pair = what(name, added), *sorted(beside)
             counts[pair] = counts.get(pair, False) or isinstance(after, str) or differs(before, after)
     assert not [pair for pair, has_effect in counts.items() if not has_effect]
+
+
+def what(name: str, added: Options) -> str:
+    """An option, and of `exclude` the kind of its filters, each of which has to count."""
+    option, value = next(iter(added.items()))
+    kinds = filters(name) if option == "exclude" else {}
+    return next(
+        (f"exclude={kind}" for kind, x in kinds.items() if shown({"": x}) == shown({"": value})), option
+    )
+
+
+def has_a_guide(options: Options) -> bool:
+    return isinstance(options.get("exclude"), fastqt.Guide)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_part_of_a_filter_counts(name):
+    """No two values of `exclude` have the same outcome: ids of each side and of negatives, each strategy."""
+    beside = {"negatives": rows(N, D, seed=2)} if "negatives" in parameters(name) else {}
+    found = {
+        what: said(partial(outcome, name, inputs(name) | beside | {"exclude": x}))
+        for what, x in filters(name).items()
+    }
+    found["nothing"] = outcome(name, inputs(name) | beside)
+    found = {key: x for key, x in found.items() if not isinstance(x, str)}
+    assert len(found) > 4
+    same = [(a, b) for a, b in itertools.combinations(found, 2) if not differs(found[a], found[b])]
+    assert not same
 
 
 def differs(before: list[Tensor], after: list[Tensor]) -> bool:
@@ -106,10 +151,15 @@ def differs(before: list[Tensor], after: list[Tensor]) -> bool:
 
 
 F, G = torch.randn(2, 6, 8)
+IDS = torch.arange(6)
 REFUSED = {
-    "a strategy without a margin": (
-        lambda: fastqt.info_nce_loss(F, G, false_negative_margin_strategy="relative"),
-        "false_negative_margin_strategy: want it with a false_negative_margin alone, got 'relative'",
+    "ids of negatives that are not there": (
+        lambda: fastqt.info_nce_loss(F, G, exclude=fastqt.Same(IDS, negative_ids=IDS)),
+        "exclude: want negative_ids with negatives alone",
+    ),
+    "thresholds of one direction": (
+        lambda: fastqt.clip_loss(F, G, scale=3.0, exclude=fastqt.Above(F[:, 0])),
+        "exclude: want a filter of both directions, got a Above of thresholds or negatives",
     ),
     "a strength without a mode": (
         lambda: fastqt.multiple_negatives_ranking_loss(F, G, hardness_strength=5.0),

@@ -78,8 +78,8 @@ def test_false_negatives_leave_by_their_cosines(backend, weight, strategy):
     own = torch.eye(N, dtype=torch.float64)
     scores = 20 * cosine + weight * torch.cat([torch.zeros_like(own), own], 1)
     expected = F.cross_entropy(scores.masked_fill(above, -torch.inf), torch.arange(N))
-    options = {"false_negative_margin": 0.12, "false_negative_margin_strategy": strategy}
-    loss = fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=weight, backend=backend, **options)
+    exclude = fastqt.Margin(0.12, strategy)
+    loss = fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=weight, backend=backend, exclude=exclude)
     check(loss, expected, inputs)
 
 

@@ -9,6 +9,7 @@ import torch
 import fastqt
 from fastqt.engines import cpu, cpu_clip
 from tests.shared.draws import Draws, Seeded
+from tests.shared.excluding import excluding
 from tests.shared.loss_views import by_backend, by_memory
 from tests.shared.ranking_oracle import DIRECTIONS, HARDNESS, ranking, settings
 from tests.shared.ring_memory import Live
@@ -40,7 +41,7 @@ def expected(given: list[torch.Tensor], weights: torch.Tensor, **options) -> lis
 def ours(given: list[torch.Tensor], weights: torch.Tensor, **options) -> list[torch.Tensor]:
     queries, *documents, scale = given
     loss = fastqt.multiple_negatives_ranking_loss(
-        queries, documents, scale=scale, reduction="none", **options
+        queries, documents, scale=scale, reduction="none", **excluding(options)
     )
     return [loss.detach(), *torch.autograd.grad(loss @ weights.to(loss.dtype), given)]
 
@@ -81,7 +82,7 @@ def test_is_the_definition_without_false_negatives(K, converged):
         without = expected(given, weights, **options)[0]
         strategy = ("absolute", "relative")[number % 2]
         margin = 0.5 if number % 2 else -0.9 if converged else 0.1
-        options |= {"false_negative_margin": margin, "false_negative_margin_strategy": strategy}
+        options |= {"margin": margin, "margin_strategy": strategy}
         wanted = expected(given, weights, **options)
         assert converged or (wanted[0] < without).any()
         check(ours(given, weights, **options, backend="cpu"), wanted, tolerance, options)
@@ -94,7 +95,7 @@ SAMPLE = {
     "each": {"directions": DIRECTIONS[::2], "partition_mode": "per_direction"},
     "hard": {**ALL, "hardness_mode": "hard_negatives", "hardness_strength": 5.0},
     "in batch": {**ALL, "hardness_mode": "in_batch_negatives", "hardness_strength": 9.0},
-    "margin": {**ALL, "false_negative_margin": 0.1},
+    "margin": {**ALL, "margin": 0.1},
 }
 by_sample = pytest.mark.parametrize("name", SAMPLE)
 
@@ -114,7 +115,7 @@ def test_reductions_and_memory(backend, memory, name, reduction):
         reduction=reduction,
         memory=memory,
         backend=backend,
-        **SAMPLE[name],
+        **excluding(SAMPLE[name]),
     )
     (2 * loss).backward()
     assert relative(loss, (rows @ weights.numpy())) < FLOAT64
@@ -141,8 +142,8 @@ def random_problem(seed: int, most: int) -> None:
     options |= {"hardness_mode": mode, "hardness_strength": 0.0 if mode is None else strength}
     dtype = draws.choice((torch.float32, torch.float64))
     if dtype is torch.float64 and draws.flag():  # which rounds less than any two similarities differ by
-        options["false_negative_margin"] = draws.choice((-0.21, 0.013, 0.1))
-        options["false_negative_margin_strategy"] = draws.choice(("absolute", "relative"))
+        options["margin"] = draws.choice((-0.21, 0.013, 0.1))
+        options["margin_strategy"] = draws.choice(("absolute", "relative"))
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     given = [
         draws.laid_out(rng.normal(size=(n, width)), dtype).detach().requires_grad_(draws.flag())
@@ -154,7 +155,7 @@ def random_problem(seed: int, most: int) -> None:
     queries, *documents, scale = given
     memory = draws.choice(("fast", "low"))
     loss = fastqt.multiple_negatives_ranking_loss(
-        queries, documents, scale=scale, reduction="none", memory=memory, **options
+        queries, documents, scale=scale, reduction="none", memory=memory, **excluding(options)
     )
     # Directions or a strength that the oracle would still add a constant for.
     rows, *wanted = expected(given, weights, **options)
@@ -214,7 +215,9 @@ def peak(name: str, n: int, **how) -> int:
     given = [x.detach().requires_grad_() for x in inputs(2, False, n, dtype=torch.float32)]
     queries, *documents, scale = given
     with Live(*given) as live:
-        loss = fastqt.multiple_negatives_ranking_loss(queries, documents, scale=scale, **how, **SAMPLE[name])
+        loss = fastqt.multiple_negatives_ranking_loss(
+            queries, documents, scale=scale, **how, **excluding(SAMPLE[name])
+        )
         torch.autograd.grad(loss, given)
     return live.most
 
@@ -238,9 +241,9 @@ REFUSED = [
         "partition_mode: want 'joint' with 'query_to_query'",
     ),
     (
-        {"false_negative_margin_strategy": "soft", "directions": ALL["directions"]},
+        {"exclude": fastqt.Above(X[:, 0]), "directions": ALL["directions"]},
         ValueError,
-        "false_negative_margin_strategy: want one of",
+        "exclude: this loss takes Margin, Same or Within, got Above",
     ),
     (
         {"hardness_strength": 1e308, "hardness_mode": "all_negatives"},

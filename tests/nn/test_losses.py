@@ -44,7 +44,10 @@ def test_unknown_or_misplaced_option_raises(name):
             make(**options, **{unknown: 0.05})
     with pytest.raises(TypeError, match=f"^grop: no option of {make.__name__}; the nearest is group$"):
         make(**options, grop=None)
-    for argument in named:
+    if "exclude" in named:  # an option too, which holds a margin alone
+        with pytest.raises(ValueError, match=r"^exclude: want filters of a batch in each call, got "):
+            make(**options, exclude=named["exclude"])
+    for argument in named.keys() - {"exclude"}:
         where = ", want it in each call" if argument in make.batch_arguments else ""
         with pytest.raises(TypeError, match=f"^{argument}: no option of {make.__name__}{where}$"):
             make(**options, **{argument: named[argument]})
@@ -62,8 +65,7 @@ WRONG = {
     "cross_entropy": "no",
     "diagonal": "none",
     "directions": ("query_to_doc", "up"),
-    "false_negative_margin": float("inf"),
-    "false_negative_margin_strategy": "each",
+    "exclude": 0.1,
     "form": "paper",
     "group": "all",
     "hard_negative_weight": float("nan"),
@@ -103,7 +105,7 @@ def test_a_wrong_option_is_refused_when_the_module_is_made(name):
             make(**{**options, option: WRONG[option]})
         if option not in ("normalize", "stop_gradient"):
             with pytest.raises((ValueError, TypeError)) as in_call:
-                function(*data, **named, **{**options, option: WRONG[option]})
+                function(*data, **{**named, **options, option: WRONG[option]})
             if option not in ("backend", "bias"):
                 assert str(at_construction.value) == str(in_call.value)
 

@@ -65,11 +65,11 @@ def test_stores_rows_without_their_graphs():
 def test_moco(noise):
     """A query's candidates are its own key and the last keys, of which there are none at first.
 
-    The other keys of the batch are taken out by groups.
+    The other keys of the batch are taken out as those of one class.
     """
     queue, held = Queue(15, D, **DOUBLE), torch.zeros(0, D, **DOUBLE)
     own = torch.zeros(N, dtype=torch.int64)
-    options = {"diagonal": "keep", "scale": 20.0, "query_groups": own, "candidate_groups": own}
+    options = {"diagonal": "keep", "scale": 20.0, "exclude": fastqt.Same(own)}
     for seed in range(6):
         x, more = batches(N, N, seed=seed)
         q, keys = F.normalize(x).requires_grad_(), F.normalize(x + noise * more)

@@ -519,7 +519,7 @@ EVERY_LOSS = {
         fastqt.info_nce_loss,
         pairs("queries", "candidates", "negatives"),
         info_nce_with_margin,
-        {"false_negative_margin": MARGIN},
+        {"exclude": fastqt.Margin(MARGIN)},
     ),
     "simcse_loss": Loss(fastqt.simcse_loss, pairs("z1", "z2", "z3"), lambda z1, z2, z3: info_nce(z1, z2, z3)),
     "multiple_negatives_ranking_loss": Loss(

@@ -27,7 +27,7 @@ MODULES = {
         fastqt.sigmoid_loss,
         {"scale": 3.0, "diagonal": "exclude", "memory": "low"},
         (QUERIES, CANDIDATES),
-        {"mask": torch.eye(N).roll(4, 0).bool(), "bias": -1.0},
+        {"exclude": torch.eye(N).roll(4, 0).bool(), "bias": -1.0},
     ),
     "info_nce": (
         nn.InfoNCELoss,

@@ -28,7 +28,6 @@ def rows(*shape: int, seed: int) -> Tensor:
 VALUES: dict[str, Callable[[], list[Any]]] = {
     "beta": lambda: [0.0, 2.0],
     "bias": lambda: [-0.5, torch.tensor(0.5, dtype=torch.float64)],
-    "candidate_groups": lambda: [torch.arange(N).roll(2) // 2],
     "candidate_labels": lambda: [torch.arange(N) // 3],
     "candidates": lambda: [rows(N, D, seed=1)],
     "context_size": lambda: [2],
@@ -39,21 +38,17 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     ],
     "document_ids": lambda: [torch.tensor([0, 0, 0, 0, 1, 1])],
     "document_mask": lambda: [torch.arange(4) < torch.arange(2 * N)[:, None] % 3 + 1],
-    "false_negative_margin": lambda: [-0.6, -0.2],
     "generator": lambda: [torch.Generator().manual_seed(1)],
-    "guide": lambda: [fastqt.Guide(rows(N, 3, seed=7), rows(N, 3, seed=8))],
     "guide_negatives": lambda: [rows(N, D, seed=9)],
     "hard_negative_weight": lambda: [0.7],
     "hardness_strength": lambda: [3.0],
     "label_smoothing": lambda: [0.3],
     "margin": lambda: [0.25],
-    "mask": lambda: [torch.eye(N).roll(2, 0).bool()],
     "matryoshka": lambda: [[3, 8], fastqt.Matryoshka([8, 3], [2.0, 0.5])],
     "mean_weight": lambda: [0.5],
     "memory": lambda: ["low"],
     "mix": lambda: [0.4],
     "negatives": lambda: [rows(N, D, seed=2)],
-    "query_groups": lambda: [torch.arange(N) // 2],
     "query_mask": lambda: [torch.arange(4) < torch.arange(N)[:, None] % 3 + 1],
     "row_negatives": lambda: [rows(N, D, seed=3), rows(N, 2, D, seed=4), fastqt.Mixed(0.3)],
     "row_scores": lambda: [rows(N, seed=5), rows(N, 2, seed=6)],
@@ -65,24 +60,68 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "tau_plus": lambda: [0.02],
     "teacher_candidates": lambda: [rows(N, D + 3, seed=11)],
     "teacher_scale": lambda: [3.0],
-    "thresholds": lambda: [rows(N, seed=12)],
     "z3": lambda: [None, rows(N, D, seed=13)],
+}
+# The kinds of filters that each loss takes as `exclude`.
+KINDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("contrastive_loss", "sigmoid_loss", "info_nce_loss", "siglip_loss", "mixcse_loss"),
+        ("Margin", "Same", "Within", "Guide", "Above", "mask"),
+    ),
+    "log_sum_exp": ("Same", "Within", "Guide", "Above", "mask"),
+    "clip_loss": ("Margin", "Same", "Within", "Guide", "mask"),
+    "simcse_loss": ("Margin", "Same", "Within"),
+    "multiple_negatives_ranking_loss": ("Margin", "Same", "Within"),
+    "dcl_loss": ("Same", "Within"),
+    "hcl_loss": ("Same", "Within"),
+    "maxsim_loss": ("Same", "Within", "mask"),
 }
 # Engines that a CPU has without the extension.
 BACKENDS = ("torch", "reference")
 # Arguments beside those that a loss has to be given, without which some of its options do not count.
 MORE: dict[str, Callable[[], Options]] = {
-    "multiple_negatives_ranking_loss": lambda: {"documents": [rows(N, D, seed=15), rows(N, D, seed=16)]},
+    "multiple_negatives_ranking_loss": lambda: {
+        "documents": [rows(N, D, seed=15) / 16, rows(N, D, seed=16) / 16]
+    },
     "simcse_loss": lambda: {"z3": rows(N, 2, D, seed=14)},
     "spread_out_loss": lambda: {"embeddings": rows(N, D, seed=17).abs()},
 }
 # What is given together or not at all.
 TOGETHER = (
-    ("query_groups", "candidate_groups"),
     ("candidates", "candidate_labels"),
     ("candidates", "teacher_candidates"),
     ("negatives", "guide_negatives"),
 )
+
+
+def filters(name: str) -> dict[str, Any]:
+    """Values of `exclude` of a loss, each with its name, no two of which take out the same cells."""
+    ids, M, K = torch.arange(N), 2 * N if name == "maxsim_loss" else N, N
+    columns = torch.arange(M)
+    found = {
+        "Margin": fastqt.Margin(-0.2),
+        "Margin, relative": fastqt.Margin(-0.7, "relative"),
+        "Same": fastqt.Same(ids % 3, columns % 3),
+        "Same of other ids": fastqt.Same(ids // 2, columns.roll(2) // 2),
+        "Same of negatives": fastqt.Same(ids % 3, columns % 3, torch.arange(K) // 2),
+        "Within": fastqt.Within(ids // 3, columns // 3),
+        "Within of negatives": fastqt.Within(ids // 3, columns // 3, torch.arange(K) // 3),
+        "Guide": fastqt.Guide(rows(N, 3, seed=7), rows(N, 3, seed=8)),
+        "Above": fastqt.Above(rows(N, seed=12) - 1),
+        "mask": torch.eye(N, M).roll(2, 0).bool(),
+        "Same twice": [fastqt.Same(ids % 4, columns % 4), fastqt.Same(ids % 3, columns % 3)],
+        "Same and Within": [fastqt.Same(ids % 2, columns % 2), fastqt.Within(ids // 4, columns // 4)],
+        "Margin and Same": [fastqt.Margin(0.1), fastqt.Same(ids % 4, columns % 4)],
+        "mask and Same": [torch.eye(N, M).roll(2, 0).bool(), fastqt.Same(ids % 3, columns % 3)],
+    }
+    if M == N:
+        found |= {
+            "Same of pairs": fastqt.Same(ids % 5 // 4 + ids % 2 * 2),
+            "Within of pairs": fastqt.Within(ids // 5),
+        }
+    taken = {*KINDS[name], *(["of negatives"] if "negatives" in parameters(name) else [])}
+    words = ("Margin", "Same", "Within", "Guide", "Above", "mask", "of negatives")
+    return {what: x for what, x in found.items() if all(word in taken for word in words if word in what)}
 
 
 @cache
@@ -111,6 +150,8 @@ def values(name: str, option: str) -> list[Any]:
         return [not default]
     if option in ("negatives", "guide_negatives") and name == "gist_embed_loss":
         return [rows(N, D, seed=2)]
+    if option == "exclude":
+        return list(filters(name).values())
     choices = [x for kind in kinds if typing.get_origin(kind) is Literal for x in typing.get_args(kind)]
     return [x for x in choices if x != default] if choices else VALUES[option]()
 

@@ -80,8 +80,7 @@ class _Contrast(nn.Module):
             *(self.encoder(x), keys, fastqt.Diagonal()),
             diagonal="keep",
             normalize=True,
-            query_groups=own,
-            candidate_groups=own,
+            exclude=fastqt.Same(own),
             negatives=self.queue.embeddings,
         )
         self.queue.enqueue(keys, group=self.group)

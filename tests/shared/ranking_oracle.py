@@ -40,8 +40,8 @@ def ranking(
     partition_mode: str = "joint",
     hardness_mode: str | None = None,
     hardness_strength: float = 0.0,
-    false_negative_margin: float | None = None,
-    false_negative_margin_strategy: str = "absolute",
+    margin: float | None = None,
+    margin_strategy: str = "absolute",
     weights: Array,  # (N,)
 ) -> Result:
     """The gradient of a positive's score is minus the others' probabilities, which keeps its digits."""
@@ -66,9 +66,9 @@ def ranking(
     }
     taken = [blocks[name] for name in directions]
     positive = (q * d).sum(1)
-    if false_negative_margin is not None:
-        unit = abs(positive) if false_negative_margin_strategy == "relative" else 1.0
-        most = positive + false_negative_margin * unit
+    if margin is not None:
+        unit = abs(positive) if margin_strategy == "relative" else 1.0
+        most = positive + margin * unit
         taken = [x._replace(cells=x.cells & (x.left @ x.right.T <= most[:, None])) for x in taken]
     softmaxes = [taken] if partition_mode == "joint" else [[block] for block in taken]
     loss = np.zeros(N)

@@ -55,7 +55,10 @@ class ModelSettings:
         below=WIDEST + 1,
     )
     hidden_size: int = option(
-        1000, "width of the sentence vectors of gru and lstm", at_least=1, below=WIDEST + 1
+        1000,
+        "width of the sentence vectors of encoders that have one of their own, as gru and lstm",
+        at_least=1,
+        below=WIDEST + 1,
     )
     layers: int = option(6, "number of transformer layers", at_least=1, below=MOST_LAYERS + 1)
     heads: int = option(5, "attention heads of each transformer layer", at_least=1, below=WIDEST + 1)

@@ -487,7 +487,7 @@ def test_settings_and_citation(model):
 
 def test_the_margin_of_false_negatives(model):
     """It is an option that the library's ranking loss does not have."""
-    options = {"directions": ("query_to_doc", "doc_to_doc"), "false_negative_margin": -0.05}
+    options = {"directions": ("query_to_doc", "doc_to_doc"), "exclude": fastqt.Margin(-0.05)}
     queries, *documents = (model(f)["sentence_embedding"] for f in features_of(model, COLUMNS[:3]))
     wanted = fastqt.multiple_negatives_ranking_loss(queries, documents, **options)
     assert wanted < fastqt.multiple_negatives_ranking_loss(
@@ -498,7 +498,7 @@ def test_the_margin_of_false_negatives(model):
         CachedLoss(model, mini_batch_size=2, **options),
     ):
         assert relative(loss(features_of(model, COLUMNS[:3])), wanted) <= FLOAT32
-        assert loss.get_config_dict()["false_negative_margin"] == -0.05
+        assert loss.get_config_dict()["exclude"] == fastqt.Margin(-0.05)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.shared.trainings import assert_same_run, metrics, on_ranks, stopping
 
 SMALL = {"model": "pairs", "word_dim": 12, "batch_size": 50, "report_every": 1, "clip": 0.0}
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-OF_RANKING = ("partition_mode", "hardness_mode", "hardness_strength", "false_negative_margin")
+OF_RANKING = ("partition_mode", "hardness_mode", "hardness_strength", "margin_strategy")
 
 
 def unit(x):
@@ -39,7 +39,7 @@ def ranking_loss(z, config, scale):
     dims = config.matryoshka_dims or (z[0].shape[1],)
     weights = config.matryoshka_weights or (1.0,) * len(dims)
     options = {name: getattr(config, name) for name in OF_RANKING}
-    options["false_negative_margin_strategy"] = config.margin_strategy
+    options["margin"] = config.false_negative_margin
     options |= {"scale": scale, "normalize": True, "directions": config.directions or ALL[:1]}
     prefixes = ([each[:, :dim] for each in z] for dim in dims)
     losses = [ranking(q, d, weights=np.ones(len(q)), **options).loss.mean() for q, *d in prefixes]
