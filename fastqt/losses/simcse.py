@@ -116,11 +116,13 @@ def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     filters = PairFilters(exclude, batch, above)
 
     def losses(part: str) -> Tensor:
-        cells = [others_than_own(z1, second, scoring, filters.between("query", "document"))]
+        of_views = filters.between("query", "document")
+        of_hard = filters.of_hard_negatives("query")
+        cells = [others_than_own(z1, second, scoring, of_views)]
+        cells += [others_than_own(z1, third, scoring, of_hard) for third in hard]
         for third in hard:
-            cells.append(others_than_own(z1, third, scoring, filters.of_hard_negatives("query")))
-            own = filtered_scores(z1, third[: len(z1)], scoring.scale, above)
-            cells.append(own + call.values["hard_negative_weight"])
+            own_scores = filtered_scores(z1, third[: len(z1)], scoring.scale, above)
+            cells.append(own_scores + call.values["hard_negative_weight"])
         return reduce(joined_loss(scores(z1, views, scoring.scale), cells), part)
 
     return batch.loss(call.values["reduction"], (z1, second, *hard, scoring.scale), losses)
