@@ -71,11 +71,13 @@ class Loss(NamedOptions):
     # The values that options have by default, where it is not the function that says it.
     defaults: ClassVar[Mapping[str, Any]] = {}
     _function_defaults: ClassVar[dict[str, Any]] = {}
+    _declared: ClassVar[Declaration]
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "function" not in vars(cls):
             return
+        cls._declared = DECLARED.get(cls.function) or _declared_by_types(cls.function)
 
         constructors = [
             inspect.unwrap(vars(base)["__init__"])
@@ -270,8 +272,23 @@ class BiasedLoss(ScaledLoss):
 
 
 def declaration_of(module: type[Loss]) -> Declaration:
-    """What the function of a module declares of its arguments."""
-    return DECLARED[module.function]
+    """What the function of a module declares of its arguments; of a user's function what its types say."""
+    return module._declared
+
+
+def _declared_by_types(function: Callable[..., Tensor]) -> Declaration:
+    """What the types say of the arguments of a function that is no loss of this library."""
+
+    def body(call: Any, *arguments: Any, **options: Any) -> Tensor:
+        return function(*arguments, **options)
+
+    functools.update_wrapper(body, function)
+    signature = inspect.signature(function)
+    call = Parameter("call", Parameter.POSITIONAL_ONLY)
+    of_body = signature.replace(parameters=[call, *signature.parameters.values()])
+    body.__signature__ = of_body  # type: ignore[attr-defined]
+    body.__annotations__ = dict.fromkeys(signature.parameters, Any) | function.__annotations__
+    return Declaration(body, None, None, sums_prefixes=False)
 
 
 def keyword_only(function: Callable[..., Any]) -> list[Parameter]:
