@@ -62,14 +62,12 @@ class Arguments:
     Attributes:
         values: by name; embeddings are this process's rows, and prefixes a `Matryoshka`.
         batch: the rows that the loss is of, those of all ranks of a group.
-        shapes: as of `Known`, if the embeddings are those of the call.
+        known: what is known of the embeddings; its shapes are None where they are not those of the call.
         function: the public function, which errors name.
     """
 
-    def __init__(
-        self, declaration: Declaration, values: dict[str, Any], batch: Batch, shapes: Hashable | None
-    ) -> None:
-        self.declaration, self.values, self.batch, self.shapes = declaration, values, batch, shapes
+    def __init__(self, declaration: Declaration, values: dict[str, Any], batch: Batch, known: Known) -> None:
+        self.declaration, self.values, self.batch, self.known = declaration, values, batch, known
 
     @property
     def function(self) -> str:
@@ -92,17 +90,25 @@ class Arguments:
         declared = DECLARED[other]
         shared = {name: self.values[name] for name in declared.shared_with(self.declaration)}
         batch = self.batch if rows is None else self.batch.of(**rows)
-        shapes = self.shapes
+        known = self.known
         if any(values.get(name) is not self.values.get(name) for name in declared.embeddings):
-            shapes = None
-        return declared.loss_of({**declared.defaults, **shared, **values}, batch, shapes)
+            known = known._replace(shapes=None)
+
+        options = {**declared.defaults, **shared, **values}
+        if any(
+            options[name] is not declared.defaults.get(name)
+            for name in shared
+            if name in declared.read_together
+        ):
+            declared.fit(options, known)
+        return declared.loss_of(options, batch, known)
 
     def here(self, other: Callable[..., Tensor], /, **values: Any) -> Tensor:
         """Another loss as `to` has it, but of rows that this process has, as one without a group has."""
         declared = DECLARED[other]
         shared = {name: self.values[name] for name in declared.shared_with(self.declaration)}
         values = {**declared.defaults, **shared, **values}
-        return declared.loss_of(values, Batch(declared.sizes_of(values)))
+        return declared.loss_of(values, Batch(declared.sizes_of(values)), self.known._replace(shapes=None))
 
     def sum_over_prefixes(self, loss: Callable[[int | None], Tensor]) -> Tensor:
         """The sum over the prefixes of a loss of so many columns, None for all if there are no prefixes."""
@@ -163,8 +169,8 @@ class Declaration:
 
     def begun(
         self, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[dict[str, Any], Batch, Hashable | None]:
-        """What a user has given, checked, the batch on which all ranks agree, and `Known.shapes`."""
+    ) -> tuple[dict[str, Any], Batch, Known]:
+        """What a user has given, checked, the batch on which all ranks agree, and what is known of it."""
         named = dict(zip(self.positional, arguments, strict=False))
         if options:
             named.update(options)
@@ -175,12 +181,16 @@ class Declaration:
         group = values.get("group")
         if group is None:
             known = self.checked(values, named, None)
-            return values, Batch(known.sizes), known.shapes
+            return values, Batch(known.sizes), known
+
+        of_rank: list[Known] = []
 
         def check(ranks: Group | None) -> dict[str, int]:
-            return dict(self.checked(values, named, ranks).sizes)
+            of_rank.append(self.checked(values, named, ranks))
+            return dict(of_rank[0].sizes)
 
-        return values, agree(group, self.title, check, lambda ranks: self.facts_of(values, ranks)), None
+        batch = agree(group, self.title, check, lambda ranks: self.facts_of(values, ranks))
+        return values, batch, of_rank[0]
 
     def loss_of_ranks(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         """The loss of what a user has given on a rank of a group."""
@@ -193,15 +203,16 @@ class Declaration:
                 raise
             return self.loss_of(*begun)
 
-    def loss_of(self, values: dict[str, Any], batch: Batch, shapes: Hashable | None = None) -> Tensor:
+    def loss_of(self, values: dict[str, Any], batch: Batch, known: Known) -> Tensor:
         """The loss of checked arguments; with prefixes the weighted sum of their losses."""
         prefixes: Matryoshka | None = values.get("matryoshka") if self.sums_prefixes else None
         if prefixes is None:
-            return self.body(Arguments(self, values, batch, shapes), **values)
+            return self.body(Arguments(self, values, batch, known), **values)
 
         def of_prefix(dim: int) -> Tensor:
             cut = {name: _columns(values[name], dim) for name in self.embeddings}
-            return self.loss_of(values | cut | {"matryoshka": None}, batch)
+            narrow = known._replace(columns=dim, shapes=None)
+            return self.loss_of(values | cut | {"matryoshka": None}, batch, narrow)
 
         return prefixes.sum(of_prefix)
 
@@ -218,7 +229,7 @@ class Declaration:
                 values[name] = argument.check(name, value, known)
         compares = ranks is not None or not self.read_together.isdisjoint(named)
         if self.check_together is not None and compares:
-            self._check_together(values, known)
+            self.fit(values, known)
         return known
 
     def sizes_of(self, values: Mapping[str, Any]) -> dict[str, int]:
@@ -230,7 +241,8 @@ class Declaration:
                 sizes[name] = sum(x.shape[0] for x in self._matrices({name: argument}, values).values())
         return sizes
 
-    def _check_together(self, values: dict[str, Any], known: Known) -> None:
+    def fit(self, values: dict[str, Any], known: Known) -> None:
+        """Checks that arguments fit each other, and puts what the loss reads in place of them."""
         assert self.check_together is not None
         read = {name: known if name == "known" else values[name] for name in self.together}
         values.update(self.check_together(**read) or {})
@@ -254,7 +266,7 @@ class Declaration:
             if value is not None or name not in self.optional:
                 values[name] = argument.check(name, value, NO_BATCH)
         if self.check_together is not None and not self.of_batch.intersection(self.together):
-            self._check_together(values, NO_BATCH)
+            self.fit(values, NO_BATCH)
         if options.get("group") is not None:
             as_group(options["group"])
 

@@ -44,7 +44,7 @@ def loss_of(arguments: Arguments, link: str) -> Tensor:
         # No operator makes masks of some rows: the graph of torch.compile breaks here.
         loss: Tensor = torch.compiler.disable(_loss_of_call)(batch, call)
         return loss
-    return _loss_of_call(batch, call, arguments.shapes)
+    return _loss_of_call(batch, call, arguments.known.shapes)
 
 
 def _loss_of_call(batch: Batch, call: Call, shapes: Hashable | None = None) -> Tensor:

@@ -98,14 +98,14 @@ def clip_loss(
 def _unsmoothed(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss without label smoothing, by the engine's walk over both directions where it has one."""
     values = call.values
-    traced = call.shapes is None and is_traced(a, b)
+    traced = call.known.shapes is None and is_traced(a, b)
     if traced or values["matryoshka"] is not None or values["exclude"] is not None:
         return _both_directions(call, a, b)
     if isinstance(call.batch, Shards):
         return _of_ranks(call, call.batch, a, b)
 
     p = ClipProblem(a, b, values["scale"], values["memory"], values["normalize"])
-    kind = plans.kind_of(ClipProblem, a, b, values["backend"], call.shapes)
+    kind = plans.kind_of(ClipProblem, a, b, values["backend"], call.known.shapes)
     engine, dtype, computed, as_given = plans.kept(kind) or plans.plan(kind, p, values["backend"])
     if not engine.computes(p):
         return _both_directions(call, a, b)
