@@ -88,27 +88,30 @@ class Arguments:
             **values: what differs from this loss's arguments of the same names.
         """
         declared = DECLARED[other]
-        shared = {name: self.values[name] for name in declared.shared_with(self.declaration)}
-        batch = self.batch if rows is None else self.batch.of(**rows)
-        known = self.known
-        if any(values.get(name) is not self.values.get(name) for name in declared.embeddings):
+        options = self._options_of(declared, values)
+        known, batch = self.known, self.batch
+        if rows is not None:
+            batch = batch.of(**rows)
+        if rows is not None or any(options[x] is not self.values.get(x) for x in declared.embeddings):
             known = known._replace(shapes=None)
-
-        options = {**declared.defaults, **shared, **values}
-        if any(
-            options[name] is not declared.defaults.get(name)
-            for name in shared
-            if name in declared.read_together
-        ):
-            declared.fit(options, known)
         return declared.loss_of(options, batch, known)
 
     def here(self, other: Callable[..., Tensor], /, **values: Any) -> Tensor:
         """Another loss as `to` has it, but of rows that this process has, as one without a group has."""
         declared = DECLARED[other]
-        shared = {name: self.values[name] for name in declared.shared_with(self.declaration)}
-        values = {**declared.defaults, **shared, **values}
-        return declared.loss_of(values, Batch(declared.sizes_of(values)), self.known._replace(shapes=None))
+        options = self._options_of(declared, values)
+        sizes = declared.sizes_of(options)
+        return declared.loss_of(options, Batch(sizes), self.known._replace(shapes=None, sizes=sizes))
+
+    def _options_of(self, declared: Declaration, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of another loss: these, and those that both losses take, which have to fit there."""
+        shared, compared = declared.shared_with(self.declaration)
+        options = {**declared.defaults, **{name: self.values[name] for name in shared}, **values}
+        for name in compared:
+            if options[name] is not declared.defaults.get(name):
+                declared.fit(options, self.known)
+                break
+        return options
 
     def sum_over_prefixes(self, loss: Callable[[int | None], Tensor]) -> Tensor:
         """The sum over the prefixes of a loss of so many columns, None for all if there are no prefixes."""
@@ -159,12 +162,13 @@ class Declaration:
         wanted = [name for name in self.together if name in known and name not in self.defaults]
         self.read_together = set(self.together) - set(wanted[:1])
         self._fitting: dict[Hashable, Known] = {}
-        self._shared: dict[Declaration, list[str]] = {}
+        self._shared: dict[Declaration, tuple[list[str], list[str]]] = {}
 
-    def shared_with(self, other: Declaration) -> list[str]:
-        """The arguments beside embeddings that both losses take."""
+    def shared_with(self, other: Declaration) -> tuple[list[str], list[str]]:
+        """The arguments beside embeddings that both losses take, and those of them that have to fit."""
         if other not in self._shared:
-            self._shared[other] = [name for name in self.others if name in other.others]
+            shared = [name for name in self.others if name in other.others]
+            self._shared[other] = shared, [name for name in shared if name in self.read_together]
         return self._shared[other]
 
     def begun(
