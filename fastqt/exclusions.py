@@ -13,7 +13,16 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fastqt.checks import FLOAT32_MAX, FLOATING, check_mask, check_number, check_option, check_tensor, shown
+from fastqt.checks import (
+    FLOAT32_MAX,
+    FLOATING,
+    check_flag,
+    check_mask,
+    check_number,
+    check_option,
+    check_tensor,
+    shown,
+)
 from fastqt.guide import MARGIN_STRATEGIES, Guide
 from fastqt.ids import as_ids
 from fastqt.options import MarginStrategy
@@ -39,6 +48,9 @@ class Margin:
     Args:
         margin: a finite number. It is added, where a `Guide` of the same embeddings would take it off.
         strategy: "absolute", or "relative": above t + |t| * margin.
+        spare_own_negatives: lets the negatives of a row's own be, which somebody has chosen for it: the
+            `row_negatives` of the general losses, and a query's own hard negatives, which other queries may
+            still find too similar.
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
@@ -56,9 +68,11 @@ class Margin:
 
     margin: float
     strategy: MarginStrategy = "absolute"
+    spare_own_negatives: bool = False
 
     def __post_init__(self) -> None:
         check_number("margin", self.margin)
+        check_flag("spare_own_negatives", self.spare_own_negatives)
         check_option("strategy", self.strategy, MARGIN_STRATEGIES)
 
 

@@ -39,6 +39,7 @@ class Call:
             agreed.
         mask, guide, margin, ids, thresholds: what `exclude` has; thresholds are also what a margin is
             lowered to.
+        spares_row_negatives: whether thresholds say nothing of these.
     """
 
     link: str
@@ -62,6 +63,7 @@ class Call:
     margin: Margin | None = None
     ids: tuple[IdCells, ...] = ()
     thresholds: Tensor | None = None
+    spares_row_negatives: bool = False
 
     @property
     def function(self) -> str:
@@ -135,5 +137,6 @@ def call_of(link: str, values: Mapping[str, Any]) -> Call:
         call.mask, call.guide = exclusions.of(Tensor), exclusions.of(Guide)
         call.margin, above = exclusions.of(Margin), exclusions.of(Above)
         call.thresholds = None if above is None else above.thresholds
+        call.spares_row_negatives = call.margin is not None and call.margin.spare_own_negatives
         call.ids = exclusions.ids(device)
     return call

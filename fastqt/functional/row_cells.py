@@ -33,7 +33,8 @@ def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
     if isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] == 1:
         rows = rows.squeeze(1)
         call = replace(call, row_negatives=rows)
-    if call.row_scores is None and (not isinstance(rows, Tensor) or rows.dim() == 2):
+    one = call.row_scores is None and (not isinstance(rows, Tensor) or rows.dim() == 2)
+    if one and not call.spares_row_negatives:  # which engines compare with thresholds
         return call, None  # The engines score one row negative, or one mixture.
 
     if rows is not None:
@@ -51,7 +52,7 @@ def joins_cells(call: Call) -> bool:
     """Whether a row's negatives, or mixtures, become one score with its other cells."""
     rows = call.row_negatives
     several = isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] > 1
-    return several or (rows is not None and call.row_scores is not None)
+    return several or (rows is not None and (call.row_scores is not None or call.spares_row_negatives))
 
 
 def cells_alone(call: Call) -> list[Tensor]:
@@ -110,7 +111,7 @@ def scores_of_row_negatives(call: Call) -> Tensor:
         else:
             similar = _similar_in_chunks(f, rows, read_as, not as_they_are, euclidean)
         scores = similar * call.scale
-        if call.thresholds is None:
+        if call.thresholds is None or call.spares_row_negatives:
             return scores
         return scores.masked_fill(similar.detach() > call.thresholds[:, None], -torch.inf)
 

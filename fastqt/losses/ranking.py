@@ -206,7 +206,9 @@ class _Cells:
         self.directions: tuple[Direction, ...] = call.values["directions"]
         exclude: Exclusions | None = call.values["exclude"]
         batch, self.scoring = call.batch, scoring_of(call)
-        self.above = row_thresholds(local[0], local[1], None if exclude is None else exclude.of(Margin))
+        margin = None if exclude is None else exclude.of(Margin)
+        self.above = row_thresholds(local[0], local[1], margin)
+        self.spares_hard_negatives = margin is not None and margin.spare_own_negatives
         self.filters = None if exclude is None else PairFilters(exclude, batch, self.above)
         with batch.agreeing():
             self.has_walks = self.filters is None and shares_scores(local[0], batch.total(), self.scoring)
@@ -282,10 +284,12 @@ class _Cells:
             return [] if joined is None else [sums_of(queries, joined, scoring, of_negatives)]
 
         def alone(scoring: PairScoring) -> list[Tensor]:
-            return [filtered_scores(queries, x, scoring.scale, self.above) for x in hard_negatives]
+            above = [] if self.spares_hard_negatives else self.above
+            return [filtered_scores(queries, x, scoring.scale, above) for x in hard_negatives]
 
         # A row's own negatives are like those of other queries, unless something tells them apart.
-        if in_batch == hard and (self.filters is None or not self.filters.of_ids):
+        told_apart = self.filters is not None and (self.filters.of_ids or self.spares_hard_negatives)
+        if in_batch == hard and not told_apart:
             return _hardened(self.scoring, hard, all_at_once)
         return _hardened(self.scoring, in_batch, others) + _hardened(self.scoring, hard, alone)
 
@@ -310,6 +314,10 @@ def _as_one_loss(
     values, exclude = call.values, call.values["exclude"]
     directions = values["directions"]
     if values["hardness_mode"] is not None and values["hardness_strength"]:
+        return None
+
+    margin = None if exclude is None else exclude.of(Margin)
+    if hard_negatives and margin is not None and margin.spare_own_negatives:
         return None
 
     negatives = torch.cat(list(hard_negatives)) if hard_negatives else None

@@ -89,7 +89,9 @@ def simcse_loss(
 
     Source: Gao, Yao and Chen, "SimCSE: Simple contrastive learning of sentence embeddings" (2021).
     """
-    if hard_negative_weight and z3 is not None:
+    margin = None if call.values["exclude"] is None else call.values["exclude"].of(Margin)
+    spares = margin is not None and margin.spare_own_negatives
+    if z3 is not None and (hard_negative_weight or spares):
         return call.sum_over_prefixes(lambda dim: _weighted(call, z1[:, :dim], z2[:, :dim], z3[..., :dim]))
 
     # (N, D), or K hard negatives for each of N sentences.
@@ -112,7 +114,9 @@ def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     z1, *others = (unit_rows(z) for z in (z1, z2, *thirds))
     second, *hard = (batch.gather_own_first(z, dtype=input_dtype(z1)) for z in others)
     views = others[0]
-    above = row_thresholds(z1, views, None if exclude is None else exclude.of(Margin))
+    margin = None if exclude is None else exclude.of(Margin)
+    above = row_thresholds(z1, views, margin)
+    of_own = [] if margin is not None and margin.spare_own_negatives else above
     filters = PairFilters(exclude, batch, above)
 
     def losses(part: str) -> Tensor:
@@ -121,7 +125,7 @@ def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
         cells = [others_than_own(z1, second, scoring, of_views)]
         cells += [others_than_own(z1, third, scoring, of_hard) for third in hard]
         for third in hard:
-            own_scores = filtered_scores(z1, third[: len(z1)], scoring.scale, above)
+            own_scores = filtered_scores(z1, third[: len(z1)], scoring.scale, of_own)
             cells.append(own_scores + call.values["hard_negative_weight"])
         return reduce(joined_loss(scores(z1, views, scoring.scale), cells), part)
 
