@@ -33,8 +33,10 @@ def case(loss: str, given: str = "", **options: object) -> Case:
     return Case(loss, options=options, given=tuple(given.split()))
 
 
-# Losses whose guide is gathered with the candidates, which a ring would not visit.
-GUIDED = {
+RANKING = "multiple_negatives_ranking_loss"
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+# Losses whose guide or ids are gathered with the candidates, which a ring would not visit.
+GATHERED = {
     "guided": case("contrastive_loss", "scale guide", guided={"margin": 0.05}),
     "guided-pairs": case(
         "contrastive_loss",
@@ -48,9 +50,39 @@ GUIDED = {
     "gist-rows": case(
         "gist_embed_loss", "scale gist_guides", margin=0.1, contrast_positives=False, reduction="none"
     ),
+    # Ids of which there are several, or those of negatives: what leaves is found some rows at a time.
+    "within": case("contrastive_loss", "scale negatives within"),
+    "same-twice": case("info_nce_loss", "scale negatives same same_of_pairs", reduction="none"),
+    "ids-of-negatives": case("info_nce_loss", "scale negatives same_of_negatives within_of_negatives"),
+    "ids-and-margin": case(
+        "info_nce_loss", "negatives same_of_pairs within", exclude=fastqt.Margin(-0.1), scale=4.0
+    ),
+    "log-sum-exp-within": case("log_sum_exp", "scale negatives within_of_negatives", diagonal="exclude"),
+    "sigmoid-within": case("sigmoid_loss", "scale bias mask same within"),
+    "clip-within": case("clip_loss", "scale same within", reduction="none"),
+    "siglip-within": case("siglip_loss", "scale bias same within"),
+    "mixcse-within": case("mixcse_loss", "scale within", exclude=fastqt.Margin(-0.1)),
+    "simcse-within": case("simcse_loss", "scale stacked_z3 same within", exclude=fastqt.Margin(-0.1)),
+    "simcse-weighted-within": case(
+        "simcse_loss", "scale stacked_z3 same within", hard_negative_weight=0.4, reduction="none"
+    ),
+    "dcl-within": case("dcl_loss", "scale same within"),
+    "hcl-within": case("hcl_loss", "scale same_of_pairs within", reduction="none"),
+    "ranking-within": case(RANKING, "scale hard within same"),
+    "ranking-all-within": case(
+        RANKING, "scale hard same within", directions=DIRECTIONS, exclude=fastqt.Margin(-0.1)
+    ),
+    "ranking-each-within": case(
+        RANKING,
+        "scale hard same within",
+        directions=DIRECTIONS[::2],
+        partition_mode="per_direction",
+        reduction="none",
+    ),
+    "ranking-hard-within": case(
+        RANKING, "hard same_of_pairs within", hardness_mode="all_negatives", hardness_strength=2.0
+    ),
 }
-RANKING = "multiple_negatives_ranking_loss"
-DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 # What is computed: a loss, its options, and the arguments that are drawn for it.
 LOSSES = {
@@ -71,13 +103,13 @@ LOSSES = {
     "euclidean": case(
         "contrastive_loss", "scale biases negatives stacked row_scores", **PAIRS, similarity="euclidean"
     ),
-    "exclusions": case("contrastive_loss", "groups mask negatives"),
+    "exclusions": case("contrastive_loss", "same mask negatives"),
     "mixed": case("contrastive_loss", **PAIRS, normalize=True, mixed=0.2),
     "mixed-partners": case("contrastive_loss", "partners", **PAIRS, mixed=0.3),
     "rows": case("contrastive_loss", "scale", reduction="none"),
     "low": case("contrastive_loss", "scale negatives", memory="low"),
     "sigmoid": case("sigmoid_loss", "scale bias negatives row_negatives"),
-    "sigmoid-rows": case("sigmoid_loss", "scale biases groups", diagonal="zero", reduction="none"),
+    "sigmoid-rows": case("sigmoid_loss", "scale biases same", diagonal="zero", reduction="none"),
     "sigmoid-sparse": case("sigmoid_loss", "sparse scale bias", **KEEP),
     "sigmoid-several-row-cells": case("sigmoid_loss", "scale stacked several_row_scores"),
     "log-sum-exp-of-distances": case(
@@ -85,17 +117,26 @@ LOSSES = {
     ),
     "log-sum-exp": case("log_sum_exp", "scale biases negatives", diagonal="exclude", normalize=True),
     "info-nce": case("info_nce_loss", "scale negatives"),
+    "info-nce-same": case("info_nce_loss", "scale negatives same_of_pairs"),
+    "clip-same": case("clip_loss", "scale same"),
+    "siglip-same": case("siglip_loss", "scale bias same_of_pairs"),
+    "mixcse-same": case("mixcse_loss", "scale same"),
+    "simcse-same": case("simcse_loss", "scale z3 same", hard_negative_weight=0.4),
+    "dcl-same": case("dcl_loss", "scale same"),
+    "hcl-same": case("hcl_loss", "scale same", tau_plus=0.0, reduction="none"),
+    "ranking-same": case(RANKING, "scale hard same_of_pairs", directions=DIRECTIONS),
     "margin": case(
-        "contrastive_loss", "scale biases negatives row_negatives", false_negative_margin=0.1, normalize=True
+        "contrastive_loss", "scale biases negatives row_negatives", exclude=fastqt.Margin(0.1), normalize=True
     ),
     "margin-of-classes": case(
         "contrastive_loss",
         "classes stacked",
         **KEEP,
-        false_negative_margin=0.4,
-        false_negative_margin_strategy="relative",
+        exclude=fastqt.Margin(0.4, "relative"),
     ),
-    "margin-of-pairs": case("info_nce_loss", "scale negatives", false_negative_margin=-0.1, reduction="none"),
+    "margin-of-pairs": case(
+        "info_nce_loss", "scale negatives", exclude=fastqt.Margin(-0.1), reduction="none"
+    ),
     "info-nce-label-smoothing": case("info_nce_loss", "scale negatives", label_smoothing=0.2),
     "siglip": case("siglip_loss", "scale bias"),
     "clip": case("clip_loss", "scale"),
@@ -104,7 +145,7 @@ LOSSES = {
     "clip-label-smoothing": case("clip_loss", "scale", label_smoothing=0.3, reduction="none"),
     "simcse": case("simcse_loss", "scale z3"),
     "simcse-weighted": case("simcse_loss", "scale z3", hard_negative_weight=0.4),
-    "simcse-margin": case("simcse_loss", "z3", hard_negative_weight=0.4, false_negative_margin=0.1),
+    "simcse-margin": case("simcse_loss", "z3", hard_negative_weight=0.4, exclude=fastqt.Margin(0.1)),
     "simcse-several-weighted": case("simcse_loss", "scale stacked_z3", hard_negative_weight=0.4),
     "mixcse": case("mixcse_loss", "scale"),
     "mixcse-random": case("mixcse_loss", "scale generator", partner="random"),
@@ -127,11 +168,11 @@ LOSSES = {
     "curl-random": case("curl_block_loss", "generator", negatives="random"),
     "binary-window": case("binary_window_loss", "document_ids"),
     "binary-window-rows": case("binary_window_loss", reduction="none", context_size=2),
-    **GUIDED,
+    **GATHERED,
     "ranking": case(RANKING, "scale hard"),
     "ranking-all": case(RANKING, "scale hard", directions=DIRECTIONS, reduction="none"),
     "ranking-margin": case(
-        RANKING, "scale hard", directions=DIRECTIONS, false_negative_margin=0.05, reduction="sum"
+        RANKING, "scale hard", directions=DIRECTIONS, exclude=fastqt.Margin(0.05), reduction="sum"
     ),
     "ranking-each": case(
         RANKING, "scale hard", directions=DIRECTIONS[::2], partition_mode="per_direction", normalize=False
@@ -171,14 +212,14 @@ BY_EXCHANGE = [
     (name, exchange)
     for name in LOSSES
     for exchange in EXCHANGES
-    if exchange == "gather" or name not in GUIDED
+    if exchange == "gather" or name not in GATHERED
 ]
 
 
 IN_TORCH_OPERATIONS = [
     name
     for name, case in LOSSES.items()
-    if name not in GUIDED and "backend" in inspect.signature(getattr(fastqt, case.loss)).parameters
+    if name not in GATHERED and "backend" in inspect.signature(getattr(fastqt, case.loss)).parameters
 ]
 
 
@@ -227,7 +268,7 @@ def test_other_numbers_of_ranks(ranks, size, name, exchange):
     ("size", "machines", "name"),
     [
         (*((4, 4), (8, 2), (8, 4))[place % 3], name)
-        for place, name in enumerate(sorted(LOSSES.keys() - GUIDED.keys()))
+        for place, name in enumerate(sorted(LOSSES.keys() - GATHERED.keys()))
     ],
 )
 def test_ring_over_machines(ranks, size, machines, name):
@@ -317,7 +358,7 @@ def test_cut_windows_stay_within_a_rank(ranks, exchange):
     check(ranks, cut)
 
 
-@pytest.mark.parametrize("name", ["guided", "gist"])
-def test_a_ring_with_a_guide_is_refused_on_all_ranks(ranks, name):
-    with pytest.raises(RankError, match="exchange: want 'auto' or 'gather' with a guide, got 'ring'"):
+@pytest.mark.parametrize("name", ["guided", "gist", "within", "same-twice", "clip-within", "siglip-within"])
+def test_a_ring_with_what_is_gathered_is_refused_on_all_ranks(ranks, name):
+    with pytest.raises(RankError, match=r"exchange: want 'auto' or 'gather' with .*, got 'ring'"):
         check(ranks, sharded(LOSSES[name], (3, 3), exchange="ring"))

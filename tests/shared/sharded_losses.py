@@ -20,6 +20,7 @@ from fastqt.distributed import Group, agreement
 
 WIDTH = 12
 HOSTNAME = socket.gethostname
+OF_IDS = {"query_ids": "queries", "candidate_ids": "candidates", "negative_ids": "negatives"}
 
 
 @dataclass
@@ -95,6 +96,7 @@ class Batch:
         self.counts = {"queries": case.counts, "candidates": self.candidate_counts}
         self.fixed: dict[str, Any] = {}
         self.guide: dict[str, Tensor] = {}
+        self.ids: list[tuple[type, dict[str, Tensor]]] = []  # of `Same` and `Within`
         for name in case.given:
             self._add(name, draw, generator, N, M)
         self.leaves = {name: x.to(case.dtype) for name, x in self.leaves.items()}
@@ -125,9 +127,14 @@ class Batch:
             self.leaves[name] = torch.tensor(1.7 if name == "scale" else -0.8, dtype=torch.float64)
         elif name == "biases":
             self.leaves["bias"], self.counts["bias"] = draw(M), self.candidate_counts
-        elif name == "groups":
-            self.fixed["query_groups"], self.fixed["candidate_groups"] = integers(7, N), integers(7, M)
-            self.counts |= {"query_groups": case.counts, "candidate_groups": self.candidate_counts}
+        elif name in ("same", "same_of_pairs", "same_of_negatives", "within", "within_of_negatives"):
+            kind, high = (fastqt.Within, 2) if name.startswith("within") else (fastqt.Same, 5)
+            ids = {"query_ids": integers(high, N)}
+            if not name.endswith("pairs"):
+                ids["candidate_ids"] = integers(high, M)
+            if name.endswith("negatives"):
+                ids["negative_ids"] = integers(high, len(self.leaves["negatives"]))
+            self.ids.append((kind, ids))
         elif name == "mask":
             mask = torch.rand(N, M, generator=generator) < 0.2
             near = (torch.arange(N)[:, None] - torch.arange(M)).abs() <= 2
@@ -195,10 +202,13 @@ class Batch:
             options["targets"] = fastqt.smoothed(
                 options.get("targets", fastqt.Window()), options.pop("smoothing")
             )
-        options |= fixed
+        exclude = [kind(**{name: own(OF_IDS[name], x) for name, x in ids.items()}) for kind, ids in self.ids]
+        exclude += [fixed.pop("mask")] if "mask" in fixed else []
+        exclude += [options.pop("exclude")] if "exclude" in options else []
         if self.guide:
             rows = {name: own(name, x) for name, x in self.guide.items()}
-            options["guide"] = fastqt.Guide(**rows, **options.pop("guided"))
+            exclude.append(fastqt.Guide(**rows, **options.pop("guided")))
+        options |= fixed | ({"exclude": exclude} if exclude else {})
         keywords = {name: x for name, x in leaves.items() if name not in ("queries", "candidates")}
         second = leaves["candidates"]
         if "hard" in keywords:  # multiple negatives ranking takes a sequence

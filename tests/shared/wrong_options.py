@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from tests.shared.loss_options import N, Options, combinations, inputs, paramete
 
 DECODERS = ("weight", "positions", "bias")  # which all ranks have alike
 WRONG = 1  # the rank
+OF_IDS = (fastqt.Same, fastqt.Within)
+FILTERS = (fastqt.Margin, fastqt.Above, fastqt.Guide, *OF_IDS)
 
 
 class Case(NamedTuple):
@@ -35,6 +38,22 @@ def wrong_values(right: Any) -> list[tuple[str, Any]]:
         found += [("another width", right[..., :-1]), ("no rows", right[:0])]
         if not right.is_floating_point() and right.dtype is not torch.bool:
             found += [("too large", right + 2**40), ("below 0", right - 2**40)]
+        return found
+    if isinstance(right, FILTERS) or (isinstance(right, list) and any(isinstance(x, FILTERS) for x in right)):
+        several = right if isinstance(right, list) else [right]
+        found += [("numbers", [-1, -1]), ("an object beside it", [*several, object()])]
+        found += [("two masks", [torch.zeros(N, N, dtype=torch.bool)] * 2)]
+        found += [
+            ("two margins", [fastqt.Margin(0.1)] * 2),
+            ("thresholds too many", fastqt.Above(torch.ones(N + 1))),
+        ]
+        one = fastqt.Margin(0.1) if not isinstance(several[0], OF_IDS) else several[0]
+        for cut, what in ((slice(1, None), "an id less"), (slice(0, 0), "no ids")):
+            for at in range(3) if isinstance(one, OF_IDS) else ():
+                ids = [one.query_ids, one.candidate_ids, one.negative_ids]
+                if ids[at] is not None:
+                    ids[at] = ids[at][cut]
+                    found.append((f"{what}, {at}", [type(one)(*ids), *several[1:]]))
         return found
     if isinstance(right, list):
         return [*found, ("an empty one", []), ("numbers", [-1, -1])]
@@ -64,6 +83,11 @@ def without_rows(loss: str, given: Options) -> Options:
             return [none_of(name, y) for y in x]
         if isinstance(x, fastqt.Guide):
             return fastqt.Guide(x.queries[:0], x.candidates[:0])
+        if isinstance(x, fastqt.Above):
+            return fastqt.Above(x.thresholds[:0])
+        if isinstance(x, OF_IDS):
+            ids = (x.query_ids, x.candidate_ids, x.negative_ids)
+            return type(x)(*(None if each is None else each[:0] for each in ids))
         return x[:0] if isinstance(x, Tensor) and x.dim() and name not in of_all_ranks else x
 
     return {name: none_of(name, x) for name, x in given.items()}
@@ -75,13 +99,15 @@ def cases(loss: str) -> list[Case]:
     base, found = inputs(loss), []
     ones = list(combinations(loss, 1))
     for argument in parameters(loss):
-        right = next((base | x for x in ones if argument in base | x and not refuses(loss, base | x)), base)
+        rights = [base | x for x in ones if argument in base | x and not refuses(loss, base | x)]
         if argument == "group":
             continue
-        for what, value in wrong_values(right.get(argument)):
-            wrong = right | {argument: value}
-            if refuses(loss, wrong):
-                found.append(Case(f"{argument}: {what}", right, wrong, False))
+        # Each kind of filter is wrong in ways of its own.
+        for right in rights if argument == "exclude" else (rights or [base])[:1]:
+            for what, value in wrong_values(right.get(argument)):
+                wrong = right | {argument: value}
+                if refuses(loss, wrong):
+                    found.append(Case(f"{argument}: {what}", right, wrong, False))
     for options in combinations(loss, 2):
         if len(options) > 1 and refuses(loss, base | options):
             found.append(Case(shown(options), base, base | options, False))
@@ -94,9 +120,18 @@ def cases(loss: str) -> list[Case]:
 
 def of_a_rank(given: Options) -> Options:
     """The same in a group, where a mask has the columns of both ranks."""
-    mask = given.get("mask")
-    wide = isinstance(mask, Tensor) and mask.dim() == 2
-    return given | {"mask": torch.cat([mask, mask], 1)} if wide else given
+    return (
+        given | {"exclude": with_masks(given["exclude"], lambda x: torch.cat([x, x], 1))}
+        if "exclude" in given
+        else given
+    )
+
+
+def with_masks(exclude: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What leaves a loss, with other masks."""
+    if isinstance(exclude, list):
+        return [with_masks(x, change) for x in exclude]
+    return change(exclude) if isinstance(exclude, Tensor) and exclude.dim() == 2 else exclude
 
 
 class Said(NamedTuple):
@@ -144,8 +179,9 @@ def refused(loss: str, numbers: list[int] | None, how: str) -> list[Said]:
         if how == "again":
             said(loss, case.right, group)
         given = case.wrong if dist.get_rank() == WRONG else case.right
-        if case.uneven and "mask" in given:
-            given = given | {"mask": given["mask"][:, :N]}  # The batch has the columns of one rank.
+        if case.uneven and "exclude" in given:
+            # The batch has the columns of one rank.
+            given = given | {"exclude": with_masks(given["exclude"], lambda x: x[:, : x.shape[1] // 2])}
         wrong = said(loss, given, group)
         found.append(Said(case.what, case.uneven, wrong, said(loss, case.right, group)))
     return found
