@@ -87,6 +87,13 @@ class Above:
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
+
+    Example:
+        >>> import torch, fastqt
+        >>> above = fastqt.Above(torch.tensor([2.0]))
+        >>> query, candidates = torch.tensor([[1.0]]), torch.tensor([[3.0], [2.0], [2.0]])
+        >>> fastqt.log_sum_exp(query, candidates, exclude=above).sub(2).exp()  # the first candidate has left
+        tensor([2.])
     """
 
     thresholds: Tensor

@@ -207,7 +207,7 @@ def sigmoid_loss(
         scale: 1 / temperature, as of `contrastive_loss`.
         reduction: "mean" over all N rows, "sum", or "none".
 
-    All other arguments are as of `contrastive_loss`.
+    All other arguments, matryoshka and group among them, are as of `contrastive_loss`.
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
