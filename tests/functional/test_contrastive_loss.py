@@ -121,6 +121,7 @@ FILTERS = {
     "margin": fastqt.Margin(0.1),
     "another margin": fastqt.Margin(0.2),
     "relative": fastqt.Margin(0.1, "relative"),
+    "sparing": fastqt.Margin(0.1, spare_own_negatives=True),
     "same": fastqt.Same(IDS),
     "within": fastqt.Within(IDS),
     "of negatives": fastqt.Same(IDS, negative_ids=IDS),
