@@ -11,10 +11,11 @@ from torch import Tensor
 from fastqt import autograd, engines
 from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_mask
-from fastqt.engines import plans, reference
+from fastqt.engines import plans
+from fastqt.engines.guided import Guided, GuidedProblem, guided_problem, reference_loss
+from fastqt.engines.reference import contrastive as reference
 from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.false_negatives import widened
-from fastqt.engines.guided import Guided, GuidedProblem, guided_problem, reference_loss
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import Problem, loss_dtype, unit_rows

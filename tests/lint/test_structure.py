@@ -65,7 +65,7 @@ def test_a_figure_counts_what_it_says(name, text, lines):
 def test_figures_of_the_front_count_nothing_elsewhere(name):
     text = "def f(o: dict[str, Any]):\n    if group is None: o['scale']"
     assert counted(name, text)
-    assert not counted(name, text, "fastqt/engines/cpu.py")
+    assert not counted(name, text, "fastqt/engines/cpu/clip.py")
 
 
 @pytest.mark.parametrize(

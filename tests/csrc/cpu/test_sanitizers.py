@@ -29,7 +29,11 @@ OPERATORS = (
     "tests/nn/gru/test_native.py",
 )
 LOSSES = (
-    *("tests/engines/test_cpu.py", "tests/engines/test_three_block.py", "tests/losses/test_clip.py"),
+    *(
+        "tests/engines/cpu/test_contrastive.py",
+        "tests/engines/test_three_block.py",
+        "tests/losses/test_clip.py",
+    ),
     *("tests/engines/test_clip_rectangles.py", "tests/functional/test_random_problems.py"),
     *("tests/losses/test_mixcse.py", "tests/losses/test_pairs.py"),
 )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.engines import cpu as schedule
 from fastqt.engines import ops
+from fastqt.engines.cpu import contrastive as schedule
 from fastqt.fields import places_of
 from fastqt.functional import loss as loss_of_calls
 from fastqt.problem import Problem
