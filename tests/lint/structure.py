@@ -29,7 +29,7 @@ LIMITS = {
     "packs": (0, 5),
     "unbroken_bodies": (2, 39),
     "row_scores": (10, 10),
-    "vague_names": (269, 0),
+    "vague_names": (267, 0),
 }
 
 WINDOW_LINES, WINDOW_FIELDS = 24, 12  # a place that names so many fields of Problem within so many lines
