@@ -9,9 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastqt
-from fastqt.engines import ops, own_products
+from fastqt.engines import guided, ops, own_products
 from fastqt.engines.guide_rows import GuideRows
-from fastqt.functional import guided
 from tests.shared import oracle
 from tests.shared.ring_memory import Live
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative

@@ -11,8 +11,9 @@ import torch
 from hypothesis import Phase, given, seed, settings
 
 import fastqt
+from fastqt.engines import guided
 from fastqt.engines.cpu import contrastive
-from fastqt.functional import guided, row_cells
+from fastqt.functional import row_cells
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
 from tests.shared.problems import ALL_DTYPES, DTYPES, Maker, Problem, problems
