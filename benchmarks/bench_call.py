@@ -17,7 +17,8 @@ from benchmarks.measure.baselines import loss_products
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import embeddings, forward_and_backward
 from fastqt import autograd
-from fastqt.engines import ENGINES, cpu
+from fastqt.engines import ENGINES
+from fastqt.engines.cpu import contrastive as cpu
 from fastqt.functional.call import Call
 from fastqt.functional.lowering import lowered
 from fastqt.problem import Needs, Problem

@@ -23,7 +23,7 @@ import fastqt
 from benchmarks.measure.ranks import Ranks, cpu_seconds
 from benchmarks.measure.workloads import embeddings, forward_and_backward, peak_above_gradients
 from fastqt.distributed import Group
-from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive as cpu
 
 N, D = 8192, 768
 EXCHANGES = "gather", "ring"

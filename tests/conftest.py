@@ -35,7 +35,7 @@ def planted_text(documents: int, seed: int = 0) -> str:
 @pytest.fixture
 def low_memory_in_tiles(monkeypatch) -> None:
     """With memory="low" the CPU engine takes tiles, as it does where 64 whole rows of scores do not fit."""
-    monkeypatch.setattr("fastqt.engines.cpu.LOW_BYTES", 0)
+    monkeypatch.setattr("fastqt.engines.cpu.contrastive.LOW_BYTES", 0)
 
 
 @pytest.fixture

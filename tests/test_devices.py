@@ -117,7 +117,18 @@ def test_a_factory_without_a_device_is_found():
     assert [node.lineno for node in factories_without_device(ast.parse(source))] == [1]
 
 
-OBJECTS = ("Guide", "Same", "Within", "Above", "Mixed", "Noise", "Window", "smoothed", "Sparse", "MultiChannel")
+OBJECTS = (
+    "Guide",
+    "Same",
+    "Within",
+    "Above",
+    "Mixed",
+    "Noise",
+    "Window",
+    "smoothed",
+    "Sparse",
+    "MultiChannel",
+)
 TENSOR_RESULTS = [name for name in CALLS if name not in OBJECTS]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastqt.autograd.operators import Operators, as_tensors, fake_gradients, wanted
 from fastqt.devices import accumulation_dtype
-from fastqt.engines import ENGINES
+from fastqt.engines import ENGINES, Computation
 from fastqt.problem import Needs, Problem, Rows, loss_dtype
 
 
@@ -23,7 +23,8 @@ class TracedEngine:
         self.name = name
 
     def gradients_in_forward(self, p: Any) -> bool:
-        return ENGINES[self.name].module.gradients_in_forward(p)
+        computation: Computation = ENGINES[self.name].computation(p)
+        return computation.gradients_in_forward(p)
 
     def forward(self, p: Any) -> Rows:
         loss, *saved = _FORWARD(*OPERATORS.arguments(p), self.name)

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
-from fastqt.engines import Computation, reference
+from fastqt.engines import Computation
 from fastqt.engines.guide_rows import GuideRows
+from fastqt.engines.reference import contrastive as reference
 from fastqt.exclusions import IdCells
 from fastqt.guide import Guide
 from fastqt.problem import (

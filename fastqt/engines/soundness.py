@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import has_assertions
-from fastqt.engines.reference import TARGETS_WANTED, check_targets
+from fastqt.engines.reference.contrastive import TARGETS_WANTED, check_targets
 from fastqt.problem import Problem
 
 

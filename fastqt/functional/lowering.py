@@ -11,8 +11,9 @@ from torch import Tensor
 from fastqt import autograd, engines
 from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_mask
-from fastqt.engines import plans, reference
+from fastqt.engines import plans
 from fastqt.engines.filtered import Filtered, FilteredProblem, filtered_problem, reference_loss
+from fastqt.engines.reference import contrastive as reference
 from fastqt.functional.call import FUNCTIONS, Call
 from fastqt.functional.false_negatives import widened
 from fastqt.negatives import Mixed, mixed_rows

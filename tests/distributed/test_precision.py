@@ -10,6 +10,8 @@ import torch
 import fastqt
 from fastqt import engines
 from fastqt.distributed import collectives
+from fastqt.problem import Problem
+from fastqt.targets import Window
 from tests.shared.sharded_precision import (
     KINDS,
     SCALE,
@@ -84,5 +86,7 @@ def test_a_ring_of_softmaxes_takes_an_engine_that_knows_whole_rows(ranks):
 
 
 def test_engines_say_whether_they_take_columns():
+    x = torch.zeros(2, 2)
+    p = Problem(x, x, None, None, 1.0, Window().rows(2, 2, x.device), "keep", None, None, None)
     for engine in engines.ENGINES.values():
-        assert engine.takes_columns == hasattr(engine.module, "backward_of_columns"), engine.name
+        assert engine.takes_columns == hasattr(engine.of_kind(p), "backward_of_columns"), engine.name

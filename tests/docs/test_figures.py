@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fastqt.engines import cpu
 from fastqt.engines.chunked import walk
+from fastqt.engines.cpu import contrastive as cpu
 from fastqt.engines.triton import operands, repeated
 from fastqt.nn import masked_words
 from fastqt.sentences.cli import check as check_command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastqt
 from fastqt import devices, engines
-from fastqt.engines import chunked, plans
-from fastqt.engines.chunked import cells, embeddings, walk
+from fastqt.engines import plans
+from fastqt.engines.chunked import cells, contrastive, embeddings, walk
 from fastqt.problem import ClipProblem, Needs, Problem
 from fastqt.targets import TargetRows
 from tests.shared.draws import Seeded
@@ -105,7 +106,8 @@ def test_it_is_chosen_where_no_kernel_is(kind, dtype, name):
 def test_without_the_extension_every_loss_is_the_engines(monkeypatch):
     """The three blocks of MixCSE too, which are then composed of losses that the engine has."""
     monkeypatch.setattr(plans, "known", {})
-    monkeypatch.setattr(engines.ENGINES["cpu"].module, "why_not", lambda *_: "not built")
+    not_built = replace(engines.ENGINES["cpu"], why_not_here=lambda *_: "not built")
+    monkeypatch.setitem(engines.ENGINES, "cpu", not_built)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     visited = []
     run = walk.Walk.run
@@ -138,7 +140,7 @@ def test_columns_of_rows_whose_other_columns_are_larger(above):
     p = Problem(f, g, None, None, 1.0, targets, "keep", None, None, None)
     logsumexp = (f @ g.T).logsumexp(1) + above
     mass, weights = torch.full((6,), 2.0).double(), torch.arange(6).double()
-    found = chunked.backward_of_columns(p, logsumexp, mass, weights, Needs(queries=True, candidates=True))
+    found = contrastive.backward_of_columns(p, logsumexp, mass, weights, Needs(queries=True, candidates=True))
 
     probabilities = (f @ g.T - logsumexp[:, None]).exp()
     dS = weights[:, None] * (mass[:, None] * probabilities - torch.eye(6))

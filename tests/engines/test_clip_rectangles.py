@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import engines
-from fastqt.engines import cpu, cpu_clip, cuda, reference_clip
 from fastqt.engines.chunked import clip as chunked_clip
 from fastqt.engines.chunked import walk
+from fastqt.engines.cpu import clip as cpu_clip
+from fastqt.engines.cpu import contrastive
+from fastqt.engines.reference import clip as reference_clip
 from fastqt.engines.triton import clip as triton_clip
 from fastqt.problem import ClipProblem, Needs
 from tests.shared.clip_oracle import ALL, assembled, clip
@@ -67,9 +70,9 @@ def memory(request, monkeypatch):
     """The modes of the memory; small batches have one tile in both, so that the third has tiles of 3 x 4."""
     if request.param != "tiles":
         return request.param
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cpu, "TILE_ROWS", 3)
-    monkeypatch.setattr(cpu, "TILE_COLUMNS", 4)
+    monkeypatch.setattr(contrastive, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(contrastive, "TILE_ROWS", 3)
+    monkeypatch.setattr(contrastive, "TILE_COLUMNS", 4)
     return "low"
 
 
@@ -166,8 +169,8 @@ def test_scores_of_pairs_are_not_rounded(memory, normalize):
 @pytest.mark.parametrize(("columns", "tile"), [(300, 256), (600, 600)])
 def test_columns_beyond_a_stripe(columns, tile, normalize, monkeypatch):
     """Threads sum columns in stripes of 256."""
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cpu, "TILE_COLUMNS", tile)
+    monkeypatch.setattr(contrastive, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(contrastive, "TILE_COLUMNS", tile)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(columns, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     sizes = (7, columns - 8, 1)
@@ -201,7 +204,8 @@ def test_the_registry_finds_who_computes_rectangles():
     for name, module in {"cpu": cpu_clip, "torch": chunked_clip, "reference": reference_clip}.items():
         assert engines.choose(name, p, a.dtype).computation(p) is module
     assert engines.choose(None, p, a.dtype).name == "cpu"
-    assert "rectangle" in cuda._why_not_this(p)
-    assert cuda._why_not_this(ClipProblem(a, b, scale)) is None
+    cuda = replace(engines.ENGINES["cuda"], devices=None, why_not_here=None)
+    assert "rectangle" in cuda.why_not(p, a.device, a.dtype)
+    assert cuda.why_not(ClipProblem(a, b, scale), a.device, a.dtype) is None
     # What is composed of two losses by autograd has no computation.
     assert not engines.ENGINES["reference"].computes(ClipProblem(a, b, scale))

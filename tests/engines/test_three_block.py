@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fastqt import autograd
-from fastqt.engines import cpu, cpu_three_block
+from fastqt.engines.cpu import contrastive
+from fastqt.engines.cpu import three_block as cpu_three_block
 from fastqt.engines.triton import operands
 from fastqt.engines.triton import three_block as triton_three_block
 from fastqt.kernels import three_block, three_block_gradients
@@ -123,8 +124,8 @@ def on_a_cpu(options: Options) -> Options:
 def test_is_the_oracles_on_a_cpu(N, rows, options, monkeypatch):
     """A mixture at the border of two pieces, or of two chunks, has a part in each."""
     if rows is not None:
-        monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
-        monkeypatch.setattr(cpu, "MIN_CHUNK_ROWS", rows)
+        monkeypatch.setattr(contrastive, "CHUNK_BYTES", 1)
+        monkeypatch.setattr(contrastive, "MIN_CHUNK_ROWS", rows)
     weights = torch.linspace(-1, 2, N, dtype=torch.float64)
     inputs = inputs_of(N, 7, torch.float64)
     check(inputs, on_a_cpu(options), FLOAT64, "none", weights, loss_tolerance=FLOAT64)

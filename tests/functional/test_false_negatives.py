@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastqt
-from fastqt.engines import cpu as schedule
+from fastqt.engines import cpu
 from fastqt.functional import false_negatives
 from tests.shared import oracle
 from tests.shared.ring_memory import Live
@@ -42,7 +42,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     ids=str,
 )
 def test_thresholds_of_a_logsumexp(backend, dtype, tolerance, monkeypatch):
-    monkeypatch.setattr(schedule, "has_bfloat16_products", lambda: False)
+    monkeypatch.setattr(cpu, "has_bfloat16_products", lambda: False)
     queries, candidates, negatives = (drawn(n, D, seed=k).to(dtype) for k, n in enumerate((N, M, K)))
     leaves = [x.requires_grad_() for x in (queries, candidates, negatives)]
     exact = [x.detach().double().numpy() for x in leaves]
@@ -172,8 +172,8 @@ def test_copies_of_a_target_stay(place, width, strategy, normalize, backend, dty
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("width", [7, 64, 700])
 def test_copies_stay_where_a_cpu_multiplies_bfloat16(width, normalize, monkeypatch):
-    monkeypatch.setattr(schedule, "has_bfloat16_products", lambda: True)
-    monkeypatch.setattr(schedule, "CELLS_PER_TARGET", 0)
+    monkeypatch.setattr(cpu, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(cpu, "CELLS_PER_TARGET", 0)
     for place in ("candidates", "row_negatives"):
         given = with_copies(place, width, torch.bfloat16)
         options = {"normalize": normalize, "backend": "cpu"}

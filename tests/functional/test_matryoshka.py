@@ -12,15 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastqt
-from fastqt.engines import ENGINES, chunked, cpu
+from fastqt.engines import ENGINES
 from fastqt.engines.chunked import walk
+from fastqt.engines.chunked.prefixes import PrefixWalk
+from fastqt.engines.cpu import contrastive
 from tests.shared.cases import CASES, Case
 from tests.shared.tolerances import FLOAT64, REORDERED, UNIT_ROUNDOFF, relative
 
 DIMS, WEIGHTS = (1, 2, 5), (1.0, 0.5, 3.0)  # The last of the D = 6 columns is in no prefix.
 OPTIONS = {"matryoshka": fastqt.Matryoshka(DIMS, WEIGHTS)}
 EMBEDDINGS = ("queries", "candidates", "negatives", "row_negatives")
-BACKENDS = [name for name, engine in ENGINES.items() if engine.takes_prefixes]
+BACKENDS = [name for name, engine in ENGINES.items() if "matryoshka" in engine.takes]
 TAKEN = [case for case in CASES if case.link != "log_sum_exp"]
 
 
@@ -49,8 +51,8 @@ def truth(case: Case, inputs: dict[str, Tensor], normalize: bool) -> tuple[Tenso
 def rows_of_a_chunk(request, monkeypatch):
     if request.param != "whole":
         monkeypatch.setattr(walk, "ROOM", {"cpu": (2000, 2000)})
-        monkeypatch.setattr(cpu, "CHUNK_BYTES", 2000)
-        monkeypatch.setattr(cpu, "MIN_CHUNK_ROWS", 1)
+        monkeypatch.setattr(contrastive, "CHUNK_BYTES", 2000)
+        monkeypatch.setattr(contrastive, "MIN_CHUNK_ROWS", 1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -173,7 +175,7 @@ def test_no_chunk_holds_more_than_the_memory(memory):
     )
     needs = fastqt.problem.Needs(queries=True)
     room = {"fast": walk.ROOM["cpu"][0], "low": walk.ROOM["cpu"][1]}.get(memory, memory)
-    made = chunked.PrefixWalk(p, 1.0, needs)
+    made = PrefixWalk(p, 1.0, needs)
     rooms = {x.data_ptr(): x.numel() for prefix in made.prefixes for x in (prefix.cells,)}
     assert len(rooms) == len(dims)
     assert 0 < 4 * (sum(rooms.values()) + 2 * made.height * M) <= room

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from fastqt.engines import cpu, reference
+from fastqt.engines.cpu import contrastive
+from fastqt.engines.reference import contrastive as reference
 from tests.shared import cosines
 from tests.shared.cases import CASES, Case
 from tests.shared.cosines import ALL
@@ -93,7 +94,7 @@ def test_tiles_do_not_change_the_result(monkeypatch):
         return [loss.detach(), *torch.autograd.grad(loss, list(inputs.values()))]
 
     whole = found()
-    monkeypatch.setattr(cpu, "TILE_ROWS", 3)
-    monkeypatch.setattr(cpu, "TILE_COLUMNS", 5)
+    monkeypatch.setattr(contrastive, "TILE_ROWS", 3)
+    monkeypatch.setattr(contrastive, "TILE_COLUMNS", 5)
     for a, b in zip(found(), whole, strict=True):
         assert relative(a, b) < REORDERED_FLOAT64

@@ -11,7 +11,8 @@ import torch
 from hypothesis import Phase, given, seed, settings
 
 import fastqt
-from fastqt.engines import cpu, filtered
+from fastqt.engines import filtered
+from fastqt.engines.cpu import contrastive
 from fastqt.functional import row_cells
 from tests.shared.draws import Seeded
 from tests.shared.problem_check import check
@@ -60,8 +61,8 @@ def check_with(make: str, backend: str, *drawn: Any) -> int:
         for name, value in {"ROOM": {"cpu": (0, 0)}, "MIN_ROWS": 4, "MIN_COLUMNS": 3}.items():
             patched.setattr(filtered, name, value)
         patched.setattr(row_cells, "CHUNK_BYTES", 200)
-        patched.setattr(cpu, "CHUNK_BYTES", 2000)
-        patched.setattr(cpu, "MIN_CHUNK_ROWS", 1)
+        patched.setattr(contrastive, "CHUNK_BYTES", 2000)
+        patched.setattr(contrastive, "MIN_CHUNK_ROWS", 1)
         return sum(check(problem, backend) for problem in with_make(make, *drawn))
 
 

@@ -89,7 +89,7 @@ def test_figures_of_the_front_count_nothing_elsewhere(name):
             backend: str
     """
     assert counted(name, text)
-    assert not counted(name, text, "fastqt/engines/cpu.py")
+    assert not counted(name, text, "fastqt/engines/cpu/clip.py")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from fastqt.engines import cpu, cpu_clip
+from fastqt.engines.cpu import clip, contrastive
 from fastqt.problem import ClipProblem
 from tests.shared.loss_views import N, by_memory, check, cosines, views
 from tests.shared.tolerances import REORDERED, UNIT_ROUNDOFF, relative
@@ -21,13 +21,13 @@ def expected(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, reduction: s
 @pytest.mark.parametrize(("rows", "columns"), [(4, 20), (5, 10), (20, 5)])
 def test_kept_tiles_do_not_change_the_result(monkeypatch, rows, columns, kept, normalize):
     """The second walk finds the scores of the first one's last tiles, and computes those of the others."""
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", kept * rows * columns * 8)
-    monkeypatch.setattr(cpu, "TILE_ROWS", rows)
-    monkeypatch.setattr(cpu, "TILE_COLUMNS", columns)
+    monkeypatch.setattr(contrastive, "CHUNK_BYTES", kept * rows * columns * 8)
+    monkeypatch.setattr(contrastive, "TILE_ROWS", rows)
+    monkeypatch.setattr(contrastive, "TILE_COLUMNS", columns)
     a, b = views(20, 20)
     scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
     p = ClipProblem(a, b, scale)
-    assert cpu_clip._tiles(p)[2] == kept
+    assert clip._tiles(p)[2] == kept
     ours = fastqt.clip_loss(a, b, scale=scale, normalize=normalize, backend="cpu")
     scores = scale * (cosines(a, b) if normalize else a @ b.T)
     wanted = sum(F.cross_entropy(s, torch.arange(20)) for s in (scores, scores.T)) / 2
@@ -39,9 +39,9 @@ def test_kept_tiles_do_not_change_the_result(monkeypatch, rows, columns, kept, n
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4), (100, 100)])
 def test_tiles_do_not_change_the_result(monkeypatch, memory, reduction, rows, columns):
     """Scores are up to 80: pairs are nearly certain in one direction and not in the other."""
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cpu, "TILE_ROWS", rows)
-    monkeypatch.setattr(cpu, "TILE_COLUMNS", columns)
+    monkeypatch.setattr(contrastive, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(contrastive, "TILE_ROWS", rows)
+    monkeypatch.setattr(contrastive, "TILE_COLUMNS", columns)
     a, b = views(N, N)
     scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
     weights = torch.arange(1.0, N + 1, dtype=torch.float64) if reduction == "none" else 3.0
@@ -69,8 +69,8 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
         known.append(options["known"])
         return gradients
 
-    original = cpu_clip._walk
-    monkeypatch.setattr(cpu_clip, "_walk", walk)
+    original = clip._walk
+    monkeypatch.setattr(clip, "_walk", walk)
     a, b = views(N, N)
     fastqt.clip_loss(a, b.detach(), scale=2.0, backend="cpu")
     fastqt.clip_loss(a, b.detach(), scale=2.0, reduction="none", backend="cpu").sum().backward()
@@ -83,7 +83,7 @@ def test_gradients_are_made_where_they_are_wanted(monkeypatch):
 
 def test_tiles_of_the_memory_modes():
     def tiles(N: int, memory: str | int) -> tuple[int, int, int]:
-        return cpu_clip._tiles(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
+        return clip._tiles(ClipProblem(torch.empty(N, 1), torch.empty(N, 1), 1.0, memory))
 
     for memory in ("fast", "low", 2**24):
         assert tiles(2000, memory) == (2000, 2000, 1)

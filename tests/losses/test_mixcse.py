@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive
 from fastqt.engines.triton import operands, three_block
 from tests.shared.loss_views import N, by_backend, by_memory, check, cosines, views
 from tests.shared.tolerances import FLOAT32, relative
@@ -65,8 +65,8 @@ def test_mixcse_as_released(partner, backend, memory, masked_cell, weight, block
 @pytest.mark.parametrize("masked_cell", ["zero", "exclude"])
 def test_mixcse_as_released_in_chunks(monkeypatch, rows, blocks, stop_gradient, masked_cell):
     """A mixture has its parts in two chunks, and every block adds to the gradient of the scale."""
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cpu, "MIN_CHUNK_ROWS", rows)
+    monkeypatch.setattr(contrastive, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(contrastive, "MIN_CHUNK_ROWS", rows)
     z1, z2 = views(N, N)
     scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
     options = {"blocks": blocks, "masked_cell": masked_cell, "stop_gradient": stop_gradient}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.engines import cpu, cpu_clip
+from fastqt.engines.cpu import clip, contrastive
 from tests.shared.draws import Draws, Seeded
 from tests.shared.excluding import excluding
 from tests.shared.loss_views import by_backend, by_memory
@@ -124,9 +124,9 @@ def test_reductions_and_memory(backend, memory, name, reduction):
 
 @by_sample
 def test_tiles_do_not_change_the_result(monkeypatch, name):
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cpu, "TILE_ROWS", 3)
-    monkeypatch.setattr(cpu, "TILE_COLUMNS", 4)
+    monkeypatch.setattr(contrastive, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(contrastive, "TILE_ROWS", 3)
+    monkeypatch.setattr(contrastive, "TILE_COLUMNS", 4)
     given, weights = inputs(2, False), weights_of(N)
     wanted = expected(given, weights, normalize=True, **SAMPLE[name])
     check(ours(given, weights, **SAMPLE[name]), wanted, FLOAT64)
@@ -199,9 +199,9 @@ def test_number_of_products(monkeypatch):
         walks.append("gradients of " + " and ".join(x for x, need in needs._asdict().items() if need))
         return genuine_gradients(p, rows, columns, pairs, needs)
 
-    genuine_sums, genuine_gradients = cpu_clip.sums, cpu_clip.gradients_from
-    monkeypatch.setattr(cpu_clip, "sums", sums)
-    monkeypatch.setattr(cpu_clip, "gradients_from", gradients_from)
+    genuine_sums, genuine_gradients = clip.sums, clip.gradients_from
+    monkeypatch.setattr(clip, "sums", sums)
+    monkeypatch.setattr(clip, "gradients_from", gradients_from)
     ours(inputs(0, False), weights_of(N), **ALL)
     assert walks[:3] == ["sums"] * 3
     assert sorted(walks[3:]) == [

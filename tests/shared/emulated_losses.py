@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import fastqt
-from fastqt.engines import reference
+from fastqt.engines import ENGINES
 from tests.emulator.machine import StoppedError
 from tests.shared.emulation import Edit, Emulation, emulated
 from tests.shared.gaps import NoGaps
@@ -216,8 +216,6 @@ def emulate(
     late: bool = False,
 ) -> tuple[Emulation, list[Tensor] | None]:
     """What the emulator has seen, and the value and gradients, None where the kernels wait for ever."""
-    from fastqt.engines import triton
-
     gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision(loss.precision)
@@ -225,7 +223,7 @@ def emulate(
     torch.use_deterministic_algorithms(True)
     try:
         with (
-            mock.patch.object(triton, "why_not", return_value=None),
+            mock.patch.dict(ENGINES, triton=replace(ENGINES["triton"], why_not_here=None)),
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
@@ -256,7 +254,8 @@ def run(
     loss = LOSSES[name]
     exact = value_and_gradients(loss, torch.float64, "reference")
     in_float32 = value_and_gradients(loss, None, "reference")
-    with mock.patch.object(reference, "dtype_for", lambda p, dtype: dtype):
+    reference = replace(ENGINES["reference"], dtype_for=lambda p, dtype: dtype)
+    with mock.patch.dict(ENGINES, reference=reference):
         eager = value_and_gradients(loss, None, "reference")
     emulation, ours = emulate(loss, arch, schedule, seed, edit, late)
     return {

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -49,7 +50,7 @@ PLENTY: dict[str, Any] = {
 @contextlib.contextmanager
 def taken_for_a_gpu(launched: Callable[..., None] | None = None) -> Iterator[collections.Counter[str]]:
     """CPU tensors are taken for a GPU's, with each question about it counted; `launched` as of the driver."""
-    from fastqt.engines import triton
+    from fastqt.engines import ENGINES
     from fastqt.engines.triton import scores
     from fastqt.kernels import tuning
 
@@ -64,10 +65,11 @@ def taken_for_a_gpu(launched: Callable[..., None] | None = None) -> Iterator[col
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(absent_driver(launched))
+        here = replace(ENGINES["triton"], why_not_here=None)
+        stack.enter_context(mock.patch.dict(ENGINES, triton=here))
         replaced: list[tuple[Any, str, Any]] = [
             *((torch.cuda, name, functools.partial(answer, name)) for name in PLENTY),
             (torch.cuda, "device", lambda _: contextlib.nullcontext()),
-            (triton, "why_not", lambda *_: None),
             (scores, "score_config", config),
         ]
         for module in ("loop", "two_walks", "rows", "three_block"):

@@ -53,7 +53,14 @@ def _imports() -> str:
     """The lines that import the types of options, each from where it is defined."""
     lines = set()
     for module in MODULES:
-        places = [collections.abc, group, options, exclusions, matryoshka, sys.modules[module.function.__module__]]
+        places = [
+            collections.abc,
+            group,
+            options,
+            exclusions,
+            matryoshka,
+            sys.modules[module.function.__module__],
+        ]
         for option in base.keyword_only(module.__init__):
             for name in re.findall(r"\b(?!None\b)[A-Z]\w+", option.annotation):
                 place = next(place.__name__ for place in places if name in vars(place))

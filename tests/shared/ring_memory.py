@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import fastqt
 from fastqt.distributed import Group
-from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive
 
 WIDTH = 1024
 OPTIONS = {"siglip_loss": {"scale": 1.0, "bias": -1.0}, "clip_loss": {"scale": 5.0}}
@@ -75,7 +75,7 @@ def peaks(losses: list[str], counts: list[int]) -> dict[str, dict[str, float]]:
 
     found = {}
     # Scores of small tiles, so that nearly all of the memory is that of rows of embeddings.
-    with mock.patch.multiple(cpu, **SMALL):
+    with mock.patch.multiple(contrastive, **SMALL):
         for loss in losses:
             with_gradients(loss)
             steps = {"without": without_gradients, "with": with_gradients}

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.distributed import Group
-from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive
 
 NAMES = {
     "_allgather_base_": "all_gather",
@@ -127,7 +127,7 @@ def traffic(call: Call) -> tuple[Recorder, Recorder]:
     patched: dict[str, Any] = {"has_bfloat16_products": lambda: True}
     if call.small_chunks:
         patched |= {"CHUNK_BYTES": 2**12, "LOW_BYTES": 2**12, "TILE_ROWS": 16, "TILE_COLUMNS": 32}
-    with mock.patch.multiple(cpu, **patched):
+    with mock.patch.multiple(contrastive, **patched):
         return once(), once()
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
-from fastqt.engines import reference_clip
 from fastqt.engines.chunked.embeddings import Embeddings, ranges
 from fastqt.engines.chunked.rounded import ROUNDED, Rounded, rounded_bytes, score
 from fastqt.engines.chunked.walk import chunk_rows, scale_on
 from fastqt.engines.products import multiply
+from fastqt.engines.reference import clip as reference_clip
 from fastqt.problem import (
     ClipProblem,
     ClipSide,

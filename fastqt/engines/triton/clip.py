@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastqt.engines import reference_clip
+from fastqt.engines.reference import clip as reference_clip
 from fastqt.engines.triton import walks
 from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left

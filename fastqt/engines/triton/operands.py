@@ -213,3 +213,8 @@ def aligned(columns: int) -> int:
 def ranges(n: int, step: int) -> Iterator[slice]:
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
+
+
+def needs_whole_rows(p: Problem) -> bool:
+    """Whether any cell may be a target, so that they cannot be listed."""
+    return p.targets.dense is not None or p.targets.background is not None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastqt.engines.products import multiply
-from fastqt.engines.reference import TARGETS_WANTED
+from fastqt.engines.reference.contrastive import TARGETS_WANTED
 from fastqt.engines.soundness import sound
 from fastqt.engines.triton.heights import chunk_rows
 from fastqt.engines.triton.operands import Operands, aligned, ranges

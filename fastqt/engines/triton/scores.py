@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.engines.reference import TARGETS_WANTED
+from fastqt.engines.reference.contrastive import TARGETS_WANTED
 from fastqt.engines.triton.operands import Block, Operands
 from fastqt.kernels.cells import ByColumn, ExactCells, RowNegatives, RowState
 from fastqt.kernels.norms import inverse_norms

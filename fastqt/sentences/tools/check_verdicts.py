@@ -152,9 +152,7 @@ def usable_engines(device: torch.device) -> list[str]:
     Triton's interpreter, by which TRITON_INTERPRET=1 lets a CPU run the kernels of GPUs, is left out: it is
     slow, and rounds in another way than any device.
     """
-    usable = [
-        name for name, engine in ENGINES.items() if engine.module.why_not(None, device, torch.float32) is None
-    ]
+    usable = [name for name, engine in ENGINES.items() if engine.why_not(None, device, torch.float32) is None]
     return [name for name in usable if device.type != "cpu" or name not in ON_GPUS]
 
 

@@ -29,8 +29,9 @@ OPERATORS = (
     "tests/nn/gru/test_native.py",
 )
 LOSSES = (
-    *("tests/engines/test_cpu.py", "tests/engines/test_three_block.py", "tests/losses/test_clip.py"),
-    *("tests/engines/test_clip_rectangles.py", "tests/functional/test_random_problems.py"),
+    *("tests/engines/cpu/test_contrastive.py", "tests/engines/test_clip_rectangles.py"),
+    *("tests/engines/test_three_block.py", "tests/functional/test_random_problems.py"),
+    "tests/losses/test_clip.py",
     *("tests/losses/test_mixcse.py", "tests/losses/test_pairs.py"),
 )
 # Why a test of these is skipped on a processor without the instructions.

@@ -23,9 +23,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastqt.engines import cpu as schedule
 from fastqt.engines import ops
 from fastqt.engines.chunked import walk
+from fastqt.engines.cpu import contrastive as schedule
 from fastqt.engines.products import multiply
 from tests.csrc import building
 from tests.shared.draws import Seeded

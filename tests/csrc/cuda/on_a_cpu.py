@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fastqt.engines import cuda, ops
+from fastqt.engines import ENGINES, cuda, ops
 from tests.csrc.building import ROOT
 from tests.csrc.cuda.host_execution import DIAGONALS, HostKernels, Small, build
 
@@ -60,6 +61,11 @@ def kernel_on_a_cpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "cuda_error", None)
         # The registry asks for a GPU; everything after it works on the CPU's tensors.
-        patch.setattr(cuda, "why_not", lambda p, device, dtype: p and cuda._why_not_this(p))
+        on_a_cpu = replace(
+            ENGINES["cuda"],
+            devices=None,
+            why_not_here=lambda p, *_: None if p is None else cuda.why_too_large(p),
+        )
+        patch.setitem(ENGINES, "cuda", on_a_cpu)
         yield
     library._destroy()

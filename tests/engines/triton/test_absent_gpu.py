@@ -30,7 +30,8 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 import fastqt
 from fastqt import Diagonal, Mixed, smoothed
-from fastqt.engines import cuda, ops
+from fastqt.engines import ops
+from fastqt.engines.cuda import contrastive as small
 from fastqt.engines.triton import clip
 from fastqt.kernels import launch
 from fastqt.problem import ClipProblem, ClipSide, Needs
@@ -356,7 +357,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         (torch.cuda, "mem_get_info", asked_for_memory),
         (torch.cuda, "memory_reserved", lambda _: 0),
         (torch.cuda, "memory_allocated", lambda _: 0),
-        *((module, "tf32_allowed", tf32_allowed) for module in (cuda, launch)),
+        *((module, "tf32_allowed", tf32_allowed) for module in (small, launch)),
         (ops, "cuda_error", None if p.small else "it is not built"),
         (torch.ops.fastqt, SMALL_KERNEL, SimpleNamespace(default=small_contrastive)),
         *((module, "is_traced", lambda *_: False) for module in ASK_FOR_TRACERS),

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastqt.engines import triton
-from fastqt.engines.triton import clip, free_memory, three_block
+from fastqt.engines.triton import clip, contrastive, free_memory, three_block
 from tests.csrc.building import ROOT
 
 GPU = torch.device("cuda", 0)
@@ -97,7 +96,7 @@ def test_computes_again_after_an_old_answer(memory):
     assert len(rooms) == 4
 
 
-@pytest.mark.parametrize("module", [triton, clip, three_block])
+@pytest.mark.parametrize("module", [contrastive, clip, three_block])
 def test_every_computation_does(module):
     names = ["forward", "forward_with_gradients", "backward"]
     names += ["sums", "gradients_from"] if module is clip else []

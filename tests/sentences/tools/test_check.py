@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastqt.engines import ENGINES, Engine, chunked
+from fastqt.engines import ENGINES, Engine
+from fastqt.engines.chunked import contrastive
 from fastqt.problem import Problem
 from fastqt.sentences.cli import main
 from fastqt.sentences.tools import check, check_cases, check_times, check_verdicts
@@ -27,18 +28,19 @@ def planted(spoil, only=lambda p: True) -> Engine:
             value = function(p, *args)
             if not only(p):
                 return value
-            if function is chunked.forward_with_gradients:
+            if function is contrastive.forward_with_gradients:
                 return value[0], value[1]._replace(queries=spoil(value[1].queries))
             return value._replace(queries=spoil(value.queries))
 
         return run
 
-    functions = {name: getattr(chunked, name) for name in ("gradients_in_forward", "forward")}
+    functions = {name: getattr(contrastive, name) for name in ("gradients_in_forward", "forward")}
     for name in ("forward_with_gradients", "backward"):
-        functions[name] = changed(getattr(chunked, name))
-    questions = {name: getattr(chunked, name) for name in ("why_not", "dtype_for", "normalizes")}
-    module = SimpleNamespace(**questions, **functions)
-    return Engine("planted", module, lambda p: module if isinstance(p, Problem) else None)
+        functions[name] = changed(getattr(contrastive, name))
+    module = SimpleNamespace(**functions)
+    return replace(
+        ENGINES["torch"], name="planted", of_kind=lambda p: module if isinstance(p, Problem) else None
+    )
 
 
 def test_right_engines_pass_and_a_table_is_printed(capsys, tmp_path):

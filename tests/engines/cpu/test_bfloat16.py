@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 
 import fastqt
-from fastqt.engines import cpu as schedule
+from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive as schedule
 from tests.shared.cases import CASES
 from tests.shared.problem_check import check
 from tests.shared.problems import problems
@@ -27,8 +28,8 @@ WINDOW = (-1, 1)
 @pytest.fixture(autouse=True)
 def bfloat16(monkeypatch):
     """Problems of any size and with any number of targets are computed in bfloat16."""
-    monkeypatch.setattr(schedule, "has_bfloat16_products", lambda: True)
-    monkeypatch.setattr(schedule, "CELLS_PER_TARGET", 0)
+    monkeypatch.setattr(cpu, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(cpu, "CELLS_PER_TARGET", 0)
 
 
 @pytest.fixture
@@ -194,20 +195,20 @@ def test_random_problems(problem):
 )
 def test_what_is_computed_in_float32(change, options, computed, lowered, monkeypatch):
     for name, value in change.items():
-        monkeypatch.setattr(schedule, name, value)
+        monkeypatch.setattr(cpu, name, value)
     fastqt.contrastive_loss(*(torch.randn(40, 8, dtype=torch.bfloat16) for _ in range(2)), **options)
     assert lowered[0].queries.dtype is computed
 
 
 def test_without_onednn_there_are_no_products(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(schedule, "_has_bfloat16_instructions", lambda: True)
+    monkeypatch.setattr(cpu, "_has_bfloat16_instructions", lambda: True)
     try:
         torch._C._set_mkldnn_enabled(False)  # mkldnn.flags() also sets what warns here
-        assert not schedule.has_bfloat16_products()
+        assert not cpu.has_bfloat16_products()
     finally:
         torch._C._set_mkldnn_enabled(True)
-    assert schedule.has_bfloat16_products()
+    assert cpu.has_bfloat16_products()
 
 
 def test_a_converged_loss_keeps_its_digits():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive
 from fastqt.problem import (
     Rows,
     ThreeBlockGradients,
@@ -96,6 +96,6 @@ def _walk(
 def _chunk_rows(p: ThreeBlockProblem) -> int:
     """How many rows of cosines are walked at once, beside which there are two matrices of gradients."""
     N = len(p.queries)
-    room = min(room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES), cpu.CHUNK_BYTES)
+    room = min(room_of(p.memory, contrastive.CHUNK_BYTES, contrastive.LOW_BYTES), contrastive.CHUNK_BYTES)
     rows = room // (3 * N * p.queries.element_size())
-    return even_step(N, max(rows, cpu.MIN_CHUNK_ROWS))
+    return even_step(N, max(rows, contrastive.MIN_CHUNK_ROWS))

@@ -1,4 +1,4 @@
-"""The CPU engine: the loss and its gradients, tile by tile of the score matrix.
+"""The loss and its gradients on a CPU, tile by tile of the score matrix.
 
 The walk itself is C++, in csrc/cpu/walk.h and contrastive.cpp. `forward_with_gradients` makes all three
 matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
@@ -13,27 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.devices import asked_once
 from fastqt.engines import ops, own_products
 from fastqt.fields import getter, places_of
 from fastqt.problem import (
     DIAGONALS,
     LINKS,
-    AnyProblem,
-    ClipProblem,
     Gradients,
     Inputs,
     Needs,
     Problem,
     Rows,
-    ThreeBlockProblem,
     check_scale_of_thresholds,
     finite_scale,
     room_of,
     target_error,
 )
 from fastqt.steps import even_step
-from fastqt.torch_modes import is_traced
 
 CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer the products come to full speed
 # The same of scores in bfloat16, where products are fastqt's own, and as fast with fewer rows: the scores of
@@ -41,61 +36,8 @@ CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer t
 BFLOAT16_BYTES = 16 * 2**20
 LOW_BYTES = 16 * 2**20  # the same with memory="low"
 MIN_CHUNK_ROWS = 64
-CELLS_PER_TARGET = 8  # at least, in a problem of bfloat16
-# The instructions for products of bfloat16 matrices. Without them torch makes these from products of float32,
-# and is slower than with float32 itself.
-BFLOAT16 = ("avx512_bf16", "amx_bf16")
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
-
-
-def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this engine cannot compute a problem; None if it can."""
-    if device.type != "cpu":
-        return f"the tensors are on {device}"
-    if isinstance(p, Problem) and p.prefix_dims and p.row_negatives is not None:
-        return "it does not know matryoshka beside row_negatives"
-    return ops.native_error
-
-
-def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
-    """What inputs of a dtype are computed in.
-
-    bfloat16 stays where the CPU multiplies matrices of it faster than of float32, unless so many cells are
-    targets that their scores, each of which is a product of its own, would cost more than that saves.
-    float16 is computed in float32.
-    """
-    if dtype is torch.bfloat16 and has_bfloat16_products() and _scores_few_targets(p):
-        return dtype
-    return torch.promote_types(dtype, torch.float32)
-
-
-def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
-    """Whether it takes embeddings as they are where their rows are to be normalised."""
-    return not isinstance(p, ThreeBlockProblem)
-
-
-def has_bfloat16_products() -> bool:
-    """Whether torch multiplies bfloat16 matrices by instructions for that, as oneDNN does where it can."""
-    return bool(torch.backends.mkldnn.enabled) and _has_bfloat16_instructions()
-
-
-@asked_once
-def _has_bfloat16_instructions() -> bool:
-    capabilities = torch.cpu.get_capabilities()
-    return torch.backends.mkldnn.is_available() and any(capabilities.get(name) for name in BFLOAT16)
-
-
-def _scores_few_targets(p: AnyProblem) -> bool:
-    if not isinstance(p, Problem):
-        return isinstance(p, ClipProblem)
-    if p.prefix_dims:  # whose gradients are added up before they are multiplied
-        return False
-    columns = p.targets.columns
-    if columns is None or is_traced(p.queries):  # One graph serves all sizes, where few are so small.
-        return columns is not None
-    cells = p.queries.shape[0] * p.candidates.shape[0]
-    return CELLS_PER_TARGET * columns.shape[0] <= cells
 
 
 def gradients_in_forward(p: Problem) -> bool:

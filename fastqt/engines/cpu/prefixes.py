@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines import cpu
+from fastqt.engines.cpu import contrastive
 from fastqt.problem import Gradients, Inputs, Needs, Problem, Rows, loss_dtype, room_of
 from fastqt.steps import even_step
 
@@ -41,19 +41,19 @@ def _computed(p: Problem, row_weights: Tensor, needs: Needs) -> tuple[Tensor, Gr
     """The loss of each row, (N,) float64, and the gradients of their weighted sum."""
     loss: Tensor
     loss, gradients, status, row, column = torch.ops.fastqt.prefix_loss.default(
-        *cpu.problem_arguments(p),
+        *contrastive.problem_arguments(p),
         list(p.prefix_dims),
         list(p.prefix_weights),
         _chunk_rows(p),
         row_weights,
         [*map(bool, needs)],
     )
-    cpu.check_targets(p, status, row, column)
-    return loss, cpu.gradients_of(gradients, needs)
+    contrastive.check_targets(p, status, row, column)
+    return loss, contrastive.gradients_of(gradients, needs)
 
 
 def _chunk_rows(p: Problem) -> int:
     """How many rows a chunk has, of which each takes a row of scores for each prefix."""
-    room = min(room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES), cpu.CHUNK_BYTES)
-    rows = room // (cpu.width_of(p) * len(p.prefix_dims) * p.queries.element_size())
-    return even_step(len(p.queries), max(rows, cpu.MIN_CHUNK_ROWS))
+    room = min(room_of(p.memory, contrastive.CHUNK_BYTES, contrastive.LOW_BYTES), contrastive.CHUNK_BYTES)
+    rows = room // (contrastive.width_of(p) * len(p.prefix_dims) * p.queries.element_size())
+    return even_step(len(p.queries), max(rows, contrastive.MIN_CHUNK_ROWS))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastqt.engines import cpu, reference_clip
+from fastqt.engines.cpu import contrastive
+from fastqt.engines.reference import clip as reference_clip
 from fastqt.problem import (
     ClipProblem,
     ClipSide,
@@ -126,8 +127,8 @@ def _empty_gradients(p: ClipProblem, needs: Needs) -> Gradients:
 def _tiles(p: ClipProblem) -> tuple[int, int, int]:
     """Rows and columns of the scores that are computed at once, and how many such tiles are held."""
     N, M, size = len(p.queries), len(p.candidates), p.queries.element_size()
-    room = room_of(p.memory, cpu.CHUNK_BYTES, cpu.LOW_BYTES)
-    if N * M * size <= min(room, cpu.CHUNK_BYTES):
+    room = room_of(p.memory, contrastive.CHUNK_BYTES, contrastive.LOW_BYTES)
+    if N * M * size <= min(room, contrastive.CHUNK_BYTES):
         return N, M, 1
-    rows, columns = even_step(N, cpu.TILE_ROWS), even_step(M, cpu.TILE_COLUMNS)
+    rows, columns = even_step(N, contrastive.TILE_ROWS), even_step(M, contrastive.TILE_COLUMNS)
     return rows, columns, max(1, room // (rows * columns * size))

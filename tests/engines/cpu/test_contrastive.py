@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.engines import cpu as schedule
 from fastqt.engines import ops
+from fastqt.engines.cpu import contrastive as schedule
 from fastqt.fields import places_of
 from fastqt.problem import Problem
 from tests.shared.cases import CASES, Case

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ NEW_SETTINGS = """
 from types import SimpleNamespace
 from unittest import mock
 import torch, fastqt
-from fastqt.engines import cuda
+from fastqt.engines.cuda import contrastive as cuda
 from fastqt.problem import Problem
 from fastqt.targets import Window
 
@@ -151,7 +152,8 @@ def test_what_it_does_not_take_is_refused_or_left_to_triton(sizes, options, reas
     with pytest.raises(ValueError, match=f"'cuda' is not available: .*{re.escape(reason)}"):
         fastqt.contrastive_loss(*inputs, **options, backend="cuda")
     # Without a request a problem goes to the kernel where it takes it, and to Triton otherwise.
-    monkeypatch.setattr(ENGINES["cpu"].module, "why_not", lambda *_: "not asked here")
+    elsewhere = replace(ENGINES["cpu"], why_not_here=lambda *_: "not asked here")
+    monkeypatch.setitem(ENGINES, "cpu", elsewhere)
     monkeypatch.setattr(plans, "known", {})
     chosen = []
     monkeypatch.setattr(
@@ -180,7 +182,7 @@ def test_gpus_that_cannot_run_it(major, minor, shared, reason, monkeypatch):
 
     Properties.major, Properties.minor = major, minor
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    found = cuda._why_not_on(torch.device("cuda"), torch.bfloat16)
+    found = cuda.why_not_on(torch.device("cuda"), torch.bfloat16)
     assert found is None if reason is None else re.search(reason, found)
 
 

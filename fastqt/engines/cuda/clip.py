@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.engines import cuda
+from fastqt.engines.cuda import contrastive
 from fastqt.problem import ClipProblem, Gradients, Inputs, Needs, Problem, Rows
 from fastqt.targets import Diagonal
 
@@ -16,15 +16,17 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair."""
-    rows, columns = (cuda.forward(direction) for direction in _directions(p))
+    rows, columns = (contrastive.forward(direction) for direction in _directions(p))
     return Rows((rows.loss + columns.loss) / 2, ())
 
 
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
     rows, columns = _directions(p)
-    of_rows, row_gradients = cuda.forward_with_gradients(rows, row_weight / 2, needs)
-    of_columns, column_gradients = cuda.forward_with_gradients(columns, row_weight / 2, _transposed(needs))
+    of_rows, row_gradients = contrastive.forward_with_gradients(rows, row_weight / 2, needs)
+    of_columns, column_gradients = contrastive.forward_with_gradients(
+        columns, row_weight / 2, _transposed(needs)
+    )
     return of_rows + of_columns, _sum(row_gradients, column_gradients)
 
 
@@ -33,8 +35,8 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
     rows, columns = _directions(p)
     half = row_weights / 2
     return _sum(
-        cuda.backward(rows, (), half, needs),
-        cuda.backward(columns, (), half, _transposed(needs)),
+        contrastive.backward(rows, (), half, needs),
+        contrastive.backward(columns, (), half, _transposed(needs)),
     )
 
 

@@ -20,7 +20,6 @@ from fastqt.problem import (
     TARGET_NOT_POSITIVE,
     TARGET_ON_DIAGONAL,
     TARGET_OUTSIDE,
-    AnyProblem,
     Problem,
     check_finite_scale,
     check_scale_of_thresholds,
@@ -33,21 +32,6 @@ from fastqt.problem import (
 from fastqt.torch_modes import is_traced
 
 TARGETS_WANTED = "targets: want weights >= 0 at candidates that are neither masked nor on a replaced diagonal"
-
-
-def why_not(p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this engine cannot compute a problem: it always can."""
-    return None
-
-
-def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
-    """What inputs of a dtype are computed in: float32 for those of 16 bits."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
-    """Whether it takes embeddings as they are where their rows are to be normalised: where prefixes are."""
-    return isinstance(p, Problem) and bool(p.prefix_dims)
 
 
 def contrastive_loss(p: Problem, reduction: str) -> Tensor:
