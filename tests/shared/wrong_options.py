@@ -93,11 +93,19 @@ def without_rows(loss: str, given: Options) -> Options:
     return {name: none_of(name, x) for name, x in given.items()}
 
 
+def fits_a_group(loss: str, options: Options) -> bool:
+    """Whether ranks may give what one process takes: no rank has all cells of both directions of a mask."""
+    exclude = options.get("exclude")
+    return loss != "clip_loss" or not any(
+        isinstance(x, Tensor) for x in (exclude if isinstance(exclude, list) else [exclude])
+    )
+
+
 @cache
 def cases(loss: str) -> list[Case]:
     """What one process refuses of a loss, by one argument or by two options, and calls without rows."""
     base, found = inputs(loss), []
-    ones = list(combinations(loss, 1))
+    ones = [x for x in combinations(loss, 1) if fits_a_group(loss, x)]
     for argument in parameters(loss):
         rights = [base | x for x in ones if argument in base | x and not refuses(loss, base | x)]
         if argument == "group":
