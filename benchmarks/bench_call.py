@@ -44,20 +44,7 @@ class Empty(torch.autograd.Function):
 def problem(queries: Tensor, candidates: Tensor) -> Problem:
     """The problem that `contrastive_loss` makes from its arguments and their defaults."""
     call = Call(
-        "softmax",
-        queries,
-        candidates,
-        fastqt.Window(),
-        diagonal="zero",
-        scale=1.0,
-        bias=0.0,
-        normalize=False,
-        negatives=None,
-        row_negatives=None,
-        row_scores=None,
-        reduction="mean",
-        memory="fast",
-        backend="cpu",
+        "softmax", fastqt.Window(), queries, candidates, diagonal="zero", reduction="mean", backend="cpu"
     )
 
     made, _ = lowered(call)

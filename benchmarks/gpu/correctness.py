@@ -18,6 +18,7 @@ from torch import Tensor
 import fastqt
 from benchmarks.gpu.sections import Options, Record, Verdict, check, refusals
 from tests.shared.cases import CASES
+from tests.shared.excluding import excluding
 from tests.shared.tolerances import CUT_OFF, EAGER_FACTOR, FLOAT32, THREE_ROUNDINGS, relative
 
 
@@ -38,6 +39,7 @@ def case_verdict(
     inputs = case.inputs(dtype)
     there = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
     arguments = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in case.arguments.items()}
+    arguments = excluding(arguments)
     loss = taken(case.function, **there, **arguments, reduction=reduction, memory=memory, backend=backend)
 
     generator = torch.Generator().manual_seed(1)

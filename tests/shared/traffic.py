@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.distributed import Group
+from fastqt.engines import cpu
 from fastqt.engines.cpu import contrastive
 
 NAMES = {
@@ -124,10 +125,11 @@ def traffic(call: Call) -> tuple[Recorder, Recorder]:
         return recorder
 
     # Whether it has the instructions or not, the CPU is to keep bfloat16 as an engine of a GPU does.
-    patched: dict[str, Any] = {"has_bfloat16_products": lambda: True}
+    patched: dict[str, Any] = {}
     if call.small_chunks:
-        patched |= {"CHUNK_BYTES": 2**12, "LOW_BYTES": 2**12, "TILE_ROWS": 16, "TILE_COLUMNS": 32}
-    with mock.patch.multiple(contrastive, **patched):
+        patched = {"CHUNK_BYTES": 2**12, "LOW_BYTES": 2**12, "TILE_ROWS": 16, "TILE_COLUMNS": 32}
+    keeps_bfloat16 = mock.patch.object(cpu, "has_bfloat16_products", return_value=True)
+    with keeps_bfloat16, mock.patch.multiple(contrastive, **patched):
         return once(), once()
 
 

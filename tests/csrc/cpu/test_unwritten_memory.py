@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastqt.engines import ops
+from fastqt.engines import cpu, ops
 from fastqt.engines.chunked import walk
 from fastqt.engines.cpu import contrastive as schedule
 from fastqt.engines.products import multiply
@@ -93,7 +93,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
     assert torch.empty(1000).isnan().all()
     what, *arguments = sys.argv[1:]
-    with mock.patch.multiple(schedule, has_bfloat16_products=lambda: True, CELLS_PER_TARGET=0):
+    with mock.patch.multiple(cpu, has_bfloat16_products=lambda: True, CELLS_PER_TARGET=0):
         if what == "losses":
             losses(*arguments)
         else:
