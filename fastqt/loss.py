@@ -166,10 +166,15 @@ class Declaration:
 
     def shared_with(self, other: Declaration) -> tuple[list[str], list[str]]:
         """The arguments beside embeddings that both losses take, and those of them that have to fit."""
-        if other not in self._shared:
-            shared = [name for name in self.others if name in other.others]
-            self._shared[other] = shared, [name for name in shared if name in self.read_together]
-        return self._shared[other]
+        # A graph of torch.compile would be one for what is kept at the moment.
+        kept = None if torch.compiler.is_compiling() else self._shared.get(other)
+        if kept is not None:
+            return kept
+        shared = [name for name in self.others if name in other.others]
+        pair = shared, [name for name in shared if name in self.read_together]
+        if not torch.compiler.is_compiling():
+            self._shared[other] = pair
+        return pair
 
     def begun(
         self, arguments: tuple[Any, ...], options: dict[str, Any]
