@@ -143,7 +143,7 @@ def _any(name: str, value: Any, known: Known) -> Any:
 
 
 def _backend(name: str, value: Any, known: Known) -> Any:
-    if known.device is None:  # With embeddings it is checked where an engine is chosen.
+    if known.device is None or known.of_group:  # In one process it is checked where an engine is chosen.
         check_option(name, value, typing.get_args(Backend))
     return value
 
