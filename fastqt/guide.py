@@ -103,11 +103,13 @@ class Guide:
             x = getattr(self, name)
             if (x is None) != (wanted is None):
                 has, lacks = ("the loss", "the guide") if x is None else ("the guide", "the loss")
-                raise ValueError(f"guide: want {name} of both or of none, {has} has them and {lacks} has not")
+                raise ValueError(
+                    f"exclude: want {name} of loss and guide or of none, {has} has them and {lacks} has not"
+                )
             if x is not None and len(x) != wanted:
-                raise ValueError(f"guide: want an embedding of each of the {wanted} {name}, got {len(x)}")
+                raise ValueError(f"exclude: want a guide of each of the {wanted} {name}, got {len(x)}")
         if self.queries.device != device:
-            raise ValueError(f"guide: want device {device} as queries, got {self.queries.device}")
+            raise ValueError(f"exclude: want a guide on {device} as queries, got {self.queries.device}")
 
     def kind(self) -> tuple[object, ...]:
         """What has to be the same on all processes of a group."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from fastqt.arguments import Known, OwnRows, Rows, Scale
 from fastqt.distributed.group import GroupLike
 from fastqt.exclusions import ExcludeLike, Exclusions
+from fastqt.functional.computed import loss_of
 from fastqt.functional.fitting import (
     Bias,
     ExcludeUntargeted,
@@ -17,7 +18,6 @@ from fastqt.functional.fitting import (
     check_similarity_fits,
     targets_of,
 )
-from fastqt.functional.loss import loss_of
 from fastqt.loss import Arguments, loss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.negatives import Mixed

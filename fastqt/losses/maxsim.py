@@ -20,7 +20,7 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.checks import check_paired, check_tensor, require
+from fastqt.checks import check_mask, check_paired, check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
@@ -191,6 +191,9 @@ def _excluded(batch: Batch, exclude: Any, device: torch.device) -> Tensor | None
     if exclusions is None:
         return None
     excluded = exclusions.of(Tensor)
+    if excluded is not None:
+        with batch.agreeing():
+            check_mask("exclude", excluded, batch.sizes["rows"], batch.total("documents"), device)
     for ids in exclusions.ids(device):
         columns = batch.gather_constant(ids.candidates, "documents")
         leave = (torch.eq if ids.equal else torch.ne)(ids.queries[:, None], columns)

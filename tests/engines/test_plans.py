@@ -1,7 +1,6 @@
 """Plans are kept between calls: never for another kind of call, never in place of a check of values."""
 
 import gc
-import importlib
 import random
 import threading
 import weakref
@@ -16,8 +15,6 @@ from fastqt.engines import cpu, plans
 from fastqt.torch_modes import input_dtype
 from tests.shared.tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
-# Not `from fastqt.functional import loss`, which is the decorator of that name.
-loss_of_calls = importlib.import_module("fastqt.functional.loss")
 N, M, D = 7, 9, 5
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "contrastive": fastqt.contrastive_loss,
@@ -64,15 +61,15 @@ def assert_as_reference(loss: Callable[..., torch.Tensor], leaves: list, **more:
 
 def test_what_bfloat16_is_computed_in_is_asked_in_every_call(monkeypatch):
     given = embeddings(64, 64, dtype=torch.bfloat16)
-    computed = []
-    whole = loss_of_calls.computed_loss
+    dtypes = []
+    whole = computed.computed_loss
     monkeypatch.setattr(
-        loss_of_calls, "computed_loss", lambda p, *more: computed.append(p.queries.dtype) or whole(p, *more)
+        computed, "computed_loss", lambda p, *more: dtypes.append(p.queries.dtype) or whole(p, *more)
     )
     for has_products in (False, True, False):
         monkeypatch.setattr(cpu, "has_bfloat16_products", lambda has_products=has_products: has_products)
         fastqt.contrastive_loss(*given)
-    assert computed == [torch.float32, torch.bfloat16, torch.float32]
+    assert dtypes == [torch.float32, torch.bfloat16, torch.float32]
 
 
 @by_loss

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import fastqt
 from fastqt.distributed import Group, faults, ring
-from fastqt.functional import loss as loss_module
+from fastqt.functional import computed
 from tests.shared.ranks import CONTEXT, PRELOADED
 
 TIMEOUT = 5.0  # seconds, of every exchange of the group with the fault
@@ -180,7 +180,7 @@ def _arm(fault: Fault) -> dict[str, Any]:
         if fault.exchange == "ring":
             ring.Ring._problem = _fail  # type: ignore[method-assign]
         else:
-            loss_module.computed_loss = _fail
+            computed.computed_loss = _fail
         return {}
     exchange, seen = faults.exchange, 0
 

@@ -125,7 +125,7 @@ def traffic(call: Call) -> tuple[Recorder, Recorder]:
         return recorder
 
     # Whether it has the instructions or not, the CPU is to keep bfloat16 as an engine of a GPU does.
-    patched: dict[str, Any] = {}
+    patched: dict[str, Any] = {"CHUNK_BYTES": contrastive.CHUNK_BYTES}
     if call.small_chunks:
         patched = {"CHUNK_BYTES": 2**12, "LOW_BYTES": 2**12, "TILE_ROWS": 16, "TILE_COLUMNS": 32}
     keeps_bfloat16 = mock.patch.object(cpu, "has_bfloat16_products", return_value=True)

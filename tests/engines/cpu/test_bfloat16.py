@@ -3,7 +3,6 @@
 The products are torch's on every CPU; without instructions for them they are only slower.
 """
 
-import importlib
 import math
 
 import pytest
@@ -14,13 +13,12 @@ from hypothesis import Phase, given, settings
 import fastqt
 from fastqt.engines import cpu
 from fastqt.engines.cpu import contrastive as schedule
+from fastqt.functional import computed
 from tests.shared.cases import CASES
 from tests.shared.problem_check import check
 from tests.shared.problems import problems
 from tests.shared.tolerances import EAGER_FACTOR, UNIT_ROUNDOFF
 
-# Not `from fastqt.functional import loss`, which is the decorator of that name.
-loss_of_calls = importlib.import_module("fastqt.functional.loss")
 ROUNDING = UNIT_ROUNDOFF[torch.bfloat16]
 WINDOW = (-1, 1)
 
@@ -36,8 +34,8 @@ def bfloat16(monkeypatch):
 def lowered(monkeypatch):
     """The problems that losses are lowered to."""
     found = []
-    whole = loss_of_calls.computed_loss
-    monkeypatch.setattr(loss_of_calls, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
+    whole = computed.computed_loss
+    monkeypatch.setattr(computed, "computed_loss", lambda p, *more: found.append(p) or whole(p, *more))
     return found
 
 

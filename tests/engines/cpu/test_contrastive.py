@@ -1,6 +1,5 @@
 """The C++ engine gives the same results for any chunks and tiles, layouts and numbers of threads."""
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,12 @@ import fastqt
 from fastqt.engines import ops
 from fastqt.engines.cpu import contrastive as schedule
 from fastqt.fields import places_of
+from fastqt.functional import computed
 from fastqt.problem import Problem
 from tests.shared.cases import CASES, Case
 from tests.shared.excluding import excluding
 from tests.shared.tolerances import REORDERED, relative
 
-# Not `from fastqt.functional import loss`, which is the decorator of that name.
-loss_of_calls = importlib.import_module("fastqt.functional.loss")
 LARGE = (
     *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
     *("biases", "biases of classes", "sigmoid", "sigmoid, smoothed", "sigmoid, all at once"),
@@ -70,7 +68,7 @@ def test_bytes_choose_between_whole_rows_and_tiles(link, monkeypatch):
     """A softmax has its gradients from chunks of whole rows where enough of these fit."""
     case = next(c for c in CASES if c.name == "all at once")
     problems = []
-    monkeypatch.setattr(loss_of_calls, "computed_loss", lambda p, *_: problems.append(p) or p.queries.sum())
+    monkeypatch.setattr(computed, "computed_loss", lambda p, *_: problems.append(p) or p.queries.sum())
     case.loss(case.inputs(torch.float32), memory=2**24)
     p = replace(problems[0], link=link)
     row = 4 * (len(p.candidates) + len(p.negatives) + 1)
