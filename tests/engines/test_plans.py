@@ -12,6 +12,7 @@ import torch
 
 import fastqt
 from fastqt.engines import cpu, plans
+from fastqt.functional import computed
 from fastqt.torch_modes import input_dtype
 from tests.shared.tolerances import FLOAT32, UNIT_ROUNDOFF, relative
 
