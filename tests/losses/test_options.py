@@ -159,7 +159,7 @@ REFUSED = {
     ),
     "thresholds of one direction": (
         lambda: fastqt.clip_loss(F, G, scale=3.0, exclude=fastqt.Above(F[:, 0])),
-        "exclude: want a filter of both directions, got a Above of thresholds or negatives",
+        "exclude: want a filter of both directions, got Above of thresholds or negatives",
     ),
     "a strength without a mode": (
         lambda: fastqt.multiple_negatives_ranking_loss(F, G, hardness_strength=5.0),
