@@ -344,7 +344,7 @@ class Declaration:
         check_embeddings(**{name: with_a_row(ranks, x) for name, x in rows.items()})
         first, n = next((name, x.shape[0]) for name, x in rows.items())
         for name, x in rows.items():
-            kind = self.embeddings[name].rows if name in self.embeddings else "rows"
+            kind = self.embeddings[name.partition("[")[0]].rows  # of several matrices that of all
             if kind == "rows" and x.shape[0] != n:
                 raise ValueError(f"{name}: want a row for each of the {n} rows of {first}, got {x.shape[0]}")
             if kind == "paired" and ranks is None:

@@ -135,7 +135,7 @@ def test_uneven_shards_are_compared_at_every_call(ranks: Callable[[int], Ranks])
 
 def test_agreements_are_bounded(ranks: Callable[[int], Ranks]) -> None:
     """A schedule of a number is one agreement, and others are forgotten in the order of their making."""
-    # Of SimCSE with weighted negatives and of MixCSE; the contrastive loss that it calls agrees on nothing anew.
+    # Of SimCSE with weighted negatives and of MixCSE; what MixCSE calls agrees on nothing anew.
     assert ranks(3).run(agreements, 20) == [(2, 8)] * 3
 
 

@@ -103,8 +103,8 @@ def test_the_module_is_the_function():
 
 A, G = torch.randn(N, 5), torch.randn(N, E)
 REFUSED = {
-    "pairs": ({"positives": A[:3]}, ValueError, "positives: want a row for each of the 9 anchors, got 3"),
-    "guide": ({"guide_anchors": G[:3]}, ValueError, "guide_anchors: want a row for each of the 9 texts, got"),
+    "pairs": ({"positives": A[:3]}, ValueError, "positives: want a row for each of the 9 rows of anchors"),
+    "guide": ({"guide_anchors": G[:3]}, ValueError, "guide_anchors: want a row for each of the 9 rows of"),
     "columns": ({"negatives": A}, ValueError, "guide_negatives: want as many tensors as negatives"),
     "rows": ({"negatives": (A, A), "guide_negatives": (G, G[:2])}, ValueError, r"guide_negatives\[1\]: want"),
     "width": ({"negatives": G, "guide_negatives": G}, ValueError, "negatives: want D=5 columns as anchors"),

@@ -50,7 +50,11 @@ def test_rows_that_are_their_class_have_finite_gradients(name, sign):
     [
         (fastqt.cosface_loss, {"labels": LABELS + 5}, r"labels: want integers in 0\.\.12"),
         (fastqt.cosface_loss, {"labels": LABELS - 1}, r"labels: want integers in 0\.\.12"),
-        (fastqt.cosface_loss, {"labels": LABELS[1:]}, "labels: want one for each of the 9 rows, got 8"),
+        (
+            fastqt.cosface_loss,
+            {"labels": LABELS[1:]},
+            "labels: want one for each of the 9 rows of embeddings, got 8",
+        ),
         (fastqt.arcface_loss, {"margin": 28.6}, "margin: want radians from 0 to pi, got 28.6"),
         (fastqt.arcface_loss, {"margin": -0.1}, "margin: want radians from 0 to pi"),
         (fastqt.arcface_loss, {"weight": torch.zeros(C, D + 1).double()}, "weight: want D=5 columns"),

@@ -113,7 +113,7 @@ def mask(*shape, dtype=torch.bool):
     [
         ({"queries": torch.ones(3, 4)}, ValueError, r"queries: want shape \(rows, tokens, D\), got \(3, 4\)"),
         ({"documents": torch.ones(4)}, ValueError, r"documents: want shape \(rows, tokens, D\), got \(4,\)$"),
-        ({"documents": torch.ones(3, 0, 4)}, ValueError, "documents: want at least one row, one token"),
+        ({"documents": torch.ones(3, 0, 4)}, ValueError, "documents: want at least one token"),
         ({"documents": torch.ones(2, 5, 4)}, ValueError, "documents: want at least N=3 rows"),
         ({"documents": torch.ones(3, 5, 2)}, ValueError, "documents: want D=4 columns as queries has, got 2"),
         ({"documents": torch.ones(3, 5, 4).double()}, TypeError, "documents: want dtype torch.float32"),
