@@ -16,6 +16,7 @@ labels = torch.arange(8)
 array = np.zeros((8, 16))
 
 # Options that have a fixed set of values.
+fastqt.info_nce_loss(f, g, exclude="margin")  # E: arg-type
 fastqt.contrastive_loss(f, g, reduction="avg")  # E: arg-type
 fastqt.contrastive_loss(f, g, diagonal="ones")  # E: arg-type
 fastqt.contrastive_loss(f, g, memory="tiny")  # E: arg-type
