@@ -426,7 +426,7 @@ def loss(
                 begun = declaration.begun(arguments, plain_numbers(options))
             except (ValueError, TypeError) as error:
                 # So that what the user reads ends here, in a frame that has the loss's name.
-                raise error.with_traceback(None)  # noqa: B904
+                raise error.with_traceback(None) from error.__cause__
             return declaration.loss_of(*begun)
 
         called.__code__ = called.__code__.replace(co_name=body.__name__)
