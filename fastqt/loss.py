@@ -88,7 +88,7 @@ class Arguments:
             **values: what differs from this loss's arguments of the same names.
         """
         declared = DECLARED[other]
-        options = self._options_of(declared, values)
+        options = self._options_of(declared, {"group": self.values.get("group"), **values})
         known, batch = self.known, self.batch
         if rows is not None:
             batch = batch.of(**rows)

@@ -12,11 +12,9 @@ from torch import Tensor
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.collectives import nothing
 from fastqt.distributed.shards import Shards
-from fastqt.exclusions import Exclusions
 from fastqt.functional.call import LEAVES, Call, Completion, call_of
 from fastqt.functional.euclidean import in_products, moments
 from fastqt.functional.false_negatives import with_thresholds
-from fastqt.functional.fitting import check_exclusions_fit, check_similarity_fits
 from fastqt.functional.lowering import computed_loss, kind_of, lowered
 from fastqt.functional.ranks import gathered, loss_of_ring, takes_ring
 from fastqt.functional.row_cells import joins_cells, one_cell_a_row
@@ -35,12 +33,7 @@ def loss_of(arguments: Arguments, link: str) -> Tensor:
         link: as of `Problem`.
     """
     call, batch = call_of(link, arguments.values), arguments.batch
-    exclude: Exclusions | None = arguments.values["exclude"]
-    if exclude is not None:
-        # Once more for a loss that calls this one, which does not know what the filters have to fit.
-        check_exclusions_fit(exclude, call.queries, batch.group if isinstance(batch, Shards) else None)
-        check_similarity_fits(call.similarity, call.diagonal, call.negatives, call.row_negatives, exclude)
-    if exclude is not None and call.is_filtered and torch.compiler.is_compiling():
+    if arguments.values["exclude"] is not None and call.is_filtered and torch.compiler.is_compiling():
         # No operator makes masks of some rows: the graph of torch.compile breaks here.
         loss: Tensor = torch.compiler.disable(_loss_of_call)(batch, call)
         return loss
