@@ -13,7 +13,7 @@ CPP    := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -
 # files takes each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all processors bench emulate soak fuzz sanitize ports sdist hub wheel stub lint clean
+.PHONY: demo docs test test-all processors bench emulate soak fuzz sanitize ports sdist hub wheel lists lint clean
 
 demo: .venv/built
 	$(BIN)/fastqt demo
@@ -70,9 +70,10 @@ soak: .venv/built
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --out benchmarks/results/soak-$(KILLS)-kills.json
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
 
-# The types of the loss modules' constructors, from the signatures of the losses: after an option has changed.
-stub: .venv/built
-	$(BIN)/python -m tests.shared.loss_stub
+# The lists of all losses, from their declarations and their sections in docs/losses: after a loss is new, or an
+# option has changed. They are the export lists, the types of the loss modules, and what the documents list.
+lists: .venv/built
+	$(BIN)/python -m tests.shared.loss_lists
 
 lint: .venv/built
 	$(BIN)/ruff check .

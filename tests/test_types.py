@@ -47,7 +47,7 @@ def test_mypy_refuses_typical_mistakes_and_nothing_else():
 
 
 def test_the_stub_has_the_options_of_the_loss_modules():
-    """Where an option has changed, `make stub` writes it anew."""
+    """Where an option has changed, `make lists` writes it anew."""
     assert STUB.read_text() == stub()
 
 

@@ -1,6 +1,6 @@
 """What type checkers read of the loss modules: fastqt/nn/losses/__init__.pyi, written from their signatures.
 
-`make stub` writes the file, and a test compares the two.
+`make lists` writes the file, and a test compares the two.
 """
 
 import collections.abc
@@ -17,7 +17,7 @@ from fastqt.nn.losses import base
 
 MODULES = [value for value in vars(nn).values() if isinstance(value, type) and issubclass(value, base.Loss)]
 STUB = Path(losses.__file__).with_suffix(".pyi")
-HEAD = '''"""The constructors of the loss modules: `make stub` writes this file from the signatures."""
+HEAD = '''"""The constructors of the loss modules: `make lists` writes this file from the signatures."""
 
 from typing import TypedDict
 

@@ -1,7 +1,7 @@
 """Each loss as a module, made of the declarations of the losses.
 
 The bases read the options from the function's signature. Written out are the modules that have more to say.
-Type checkers and editors read __init__.pyi, which `make stub` writes from the same signatures.
+Type checkers and editors read __init__.pyi, which `make lists` writes from the same signatures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The constructors of the loss modules: `make stub` writes this file from the signatures."""
+"""The constructors of the loss modules: `make lists` writes this file from the signatures."""
 
 from typing import TypedDict
 
