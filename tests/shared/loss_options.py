@@ -24,7 +24,7 @@ def rows(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# Values that are not the default. Those of flags, and of options that are a choice, follow from the type.
+# Values that are not the default. Those of flags, choices and plain numbers follow from the type and the default.
 VALUES: dict[str, Callable[[], list[Any]]] = {
     "beta": lambda: [0.0, 2.0],
     "bias": lambda: [-0.5, torch.tensor(0.5, dtype=torch.float64)],
@@ -40,26 +40,19 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "document_mask": lambda: [torch.arange(4) < torch.arange(2 * N)[:, None] % 3 + 1],
     "generator": lambda: [torch.Generator().manual_seed(1)],
     "guide_negatives": lambda: [rows(N, D, seed=9)],
-    "hard_negative_weight": lambda: [0.7],
     "hardness_strength": lambda: [3.0],
-    "label_smoothing": lambda: [0.3],
-    "margin": lambda: [0.25],
     "matryoshka": lambda: [[3, 8], fastqt.Matryoshka([8, 3], [2.0, 0.5])],
-    "mean_weight": lambda: [0.5],
     "memory": lambda: ["low"],
-    "mix": lambda: [0.4],
     "negatives": lambda: [rows(N, D, seed=2)],
     "query_mask": lambda: [torch.arange(4) < torch.arange(N)[:, None] % 3 + 1],
     "row_negatives": lambda: [rows(N, D, seed=3), rows(N, 2, D, seed=4), fastqt.Mixed(0.3)],
     "row_scores": lambda: [rows(N, seed=5), rows(N, 2, seed=6)],
     "samples": lambda: [3],
     "scale": lambda: [3.0, torch.tensor(2.5, dtype=torch.float64)],
-    "second_moment_weight": lambda: [0.5],
-    "sigma": lambda: [0.5],
     "targets": lambda: [torch.arange(N).roll(2), fastqt.Window(2), fastqt.smoothed(fastqt.Window(), 0.1)],
+    "sigma": lambda: [0.5],
     "tau_plus": lambda: [0.02],
     "teacher_candidates": lambda: [rows(N, D + 3, seed=11)],
-    "teacher_scale": lambda: [3.0],
     "z3": lambda: [None, rows(N, D, seed=13)],
 }
 # The kinds of filters that each loss takes as `exclude`.
@@ -153,7 +146,9 @@ def values(name: str, option: str) -> list[Any]:
     if option == "exclude":
         return list(filters(name).values())
     choices = [x for kind in kinds if typing.get_origin(kind) is Literal for x in typing.get_args(kind)]
-    return [x for x in choices if x != default] if choices else VALUES[option]()
+    if choices:
+        return [x for x in choices if x != default]
+    return VALUES[option]() if option in VALUES else [default * 0.7 or 0.3]
 
 
 def inputs(name: str) -> Options:
