@@ -24,7 +24,7 @@ def rows(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# Values that are not the default. Those of flags, choices and plain numbers follow from the type and the default.
+# Values that are not the default. Those of flags, choices and plain numbers follow from type and default.
 VALUES: dict[str, Callable[[], list[Any]]] = {
     "beta": lambda: [0.0, 2.0],
     "bias": lambda: [-0.5, torch.tensor(0.5, dtype=torch.float64)],
