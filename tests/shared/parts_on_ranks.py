@@ -5,6 +5,7 @@ The functions here run on every rank (see ranks.py). All draw the batch from one
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,15 +17,9 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
+from fastqt.loss import DECLARED, Declaration
 from fastqt.losses import binary_window, positives
-from tests.shared.every_loss import (
-    Inputs,
-    few_directions,
-    ranked_pairs,
-    ranked_scores,
-    taught,
-    taught_candidates,
-)
+from tests.shared.every_loss import EVERY_LOSS, Inputs
 
 
 @dataclass
@@ -56,7 +51,10 @@ def compare(call: Call, **options: Any) -> tuple[Tensor, dict[str, float]]:
     rank, size = dist.get_rank(), dist.get_world_size()
     shards = "equal" if all(len(set(counts)) == 1 for counts in call.counts.values()) else "uneven"
     group = Group(shards=shards, **options)
-    part = lambda name, x: x.split(list(call.counts[name]))[rank] if name in call.counts else x  # noqa: E731
+
+    def part(name: str, x: Tensor) -> Tensor:
+        own = x.split(list(call.counts[name]))[rank] if name in call.counts else x
+        return own - own[:1] if name == "offsets" else own  # which count from a rank's first token
 
     def computed(of_rank: bool) -> tuple[Tensor, dict[str, Tensor]]:
         given = {name: (part(name, x) if of_rank else x).clone() for name, x in call.tensors.items()}
@@ -70,7 +68,7 @@ def compare(call: Call, **options: Any) -> tuple[Tensor, dict[str, float]]:
         return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
     (whole, of_whole), (found, own) = computed(False), computed(True)
-    wanted = part(next(iter(call.tensors)), whole) if call.options.get("reduction") == "none" else whole
+    wanted = part(next(iter(call.tensors)), whole) if whole.dim() else whole
     factor = size if group.gradients == "average" else 1
     errors = {"value": relative(found, wanted, whole)}
     for name, gradient in own.items():
@@ -89,36 +87,43 @@ def relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
     return float(difference.max() / largest.clamp(min=1e-300)) if found.numel() else 0.0
 
 
-# Losses that are one number of a batch: their inputs, whether they have a scale, and what is constant.
-SQUARES = {"mean_weight": 0.0, "hinge": False, "normalize": False}
-TEACHER = ("teacher_embeddings", "teacher_candidates")
-REPLICATED: dict[str, tuple[Callable[..., Tensor], Callable[..., Inputs], dict[str, Any], bool]] = {
-    "lsep": (fastqt.lsep_loss, ranked_scores, {}, True),
-    "cosent": (fastqt.cosent_loss, ranked_pairs, {}, True),
-    "angle": (fastqt.angle_loss, ranked_pairs, {}, True),
-    # 12 columns: of as many rows or fewer the rows travel.
-    "spread out": (fastqt.spread_out_loss, few_directions, {}, False),
-    "spread out, squares": (fastqt.spread_out_loss, few_directions, SQUARES, False),
-    # At 15 columns the rows travel, and at 3 sums over columns.
-    "distillation": (fastqt.similarity_distillation_loss, taught, {}, False),
-    "distillation of candidates": (fastqt.similarity_distillation_loss, taught_candidates, {}, False),
-}
+# The table of all losses, but for MaxSim, whose hard negatives come after all ranks' positives.
+ON_RANKS = [name for name, loss in EVERY_LOSS.items() if loss.function in DECLARED and name != "maxsim_loss"]
 
 
-def replicated(
+def of_table(
     name: str,
     counts: tuple[int, ...],
     dtype: torch.dtype = torch.float64,
     converged: bool = False,
     **group: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    loss, inputs, options, scaled = REPLICATED[name]
-    drawn = inputs(sum(counts), torch.Generator().manual_seed(0), converged)
-    rows = {name: x.to(dtype) if x.is_floating_point() else x for name, x in drawn.items()}
-    sizes = dict.fromkeys(rows, counts)
-    if scaled:
-        rows["scale"] = torch.tensor(1.7, dtype=torch.promote_types(dtype, torch.float32))
-    return compare(Call(loss, rows, sizes, TEACHER, options), **group)
+    """A loss of the table, of which each rank has so many rows, and its part of what goes with rows."""
+    loss, rows = EVERY_LOSS[name], sum(counts)
+    declared = DECLARED[loss.function]
+    drawn = loss.inputs(rows, torch.Generator().manual_seed(0), converged)
+    numbers = torch.promote_types(dtype, torch.float32)
+    tensors = {
+        key: x.to(dtype if x.dim() else numbers) if x.is_floating_point() else x for key, x in drawn.items()
+    }
+    if "scale" in declared.names and "scale" not in {**tensors, **loss.options}:
+        tensors["scale"] = torch.tensor(1.7, dtype=numbers)
+    sizes = {
+        key: shares(len(x), counts) for key, x in tensors.items() if x.dim() and not is_shared(declared, key)
+    }
+    return compare(Call(loss.function, tensors, sizes, loss.constant, dict(loss.options)), **group)
+
+
+def shares(size: int, counts: Sequence[int]) -> list[int]:
+    """How many rows of another tensor ranks have beside so many of the first."""
+    ends = [size * end // sum(counts) for end in itertools.accumulate(counts)]
+    return [end - start for start, end in itertools.pairwise([0, *ends])]
+
+
+def is_shared(declared: Declaration, name: str) -> bool:
+    """Whether all ranks have an argument alike, as the parameters of a decoder."""
+    argument = declared.others.get(name)
+    return argument is not None and argument.is_leaf and argument.of_each_call
 
 
 def of_labels(

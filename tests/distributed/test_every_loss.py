@@ -1,4 +1,4 @@
-"""Losses of labels, of samples, of tokens and of whole batches over ranks are those of one process."""
+"""Every loss over ranks is that of one process; so are options of labels, samples and tokens."""
 
 from __future__ import annotations
 
@@ -9,40 +9,44 @@ import pytest
 import torch
 
 from tests.shared.maxsim_on_ranks import Case, compare, lengths
-from tests.shared.parts_on_ranks import REPLICATED, of_labels, pairs, replicated, windows
+from tests.shared.parts_on_ranks import ON_RANKS, of_labels, of_table, pairs, windows
 from tests.shared.ranks import RankError
 from tests.shared.tolerances import FLOAT32, FLOAT64, UNIT_ROUNDOFF
 
 slow = pytest.mark.slow
-each = pytest.mark.parametrize("name", REPLICATED)
+each = pytest.mark.parametrize("name", ON_RANKS)
 # A sum over ranks in another order, and what a learnt batch leaves of it.
 OF_DTYPE = {torch.float64: FLOAT64, torch.float32: 3e-6, torch.bfloat16: 3 * UNIT_ROUNDOFF[torch.bfloat16]}
 
 
 def check(ranks, name, counts, dtype=torch.float64, converged=False, **group):
-    found = ranks(len(counts)).run(partial(replicated, **group), name, counts, dtype, converged)
+    found = ranks(len(counts)).run(partial(of_table, **group), name, counts, dtype, converged)
+    # The gradients of several walks are rounded each.
+    walks = 2 if name.startswith("hcl_loss") and dtype is torch.bfloat16 else 1
     for rank, (value, errors) in enumerate(found):
-        assert max(errors.values()) < (1e2 if converged else 1) * OF_DTYPE[dtype], f"rank {rank}: {errors}"
-        assert torch.equal(value, found[0][0]), "the value has other bits on other ranks"
+        tolerance = (1e2 if converged else walks) * OF_DTYPE[dtype]
+        assert max(errors.values()) < tolerance, f"rank {rank}: {errors}"
+        if value.dim() == 0:
+            assert torch.equal(value, found[0][0]), "the value has other bits on other ranks"
 
 
 @each
 def test_uneven_shards(ranks, name):
-    check(ranks, name, (6, 0, 17))
-    check(ranks, name, (6, 0, 17), gradients="sum")
-    check(ranks, name, (6, 0, 17), torch.bfloat16)
-    check(ranks, name, (6, 4, 17), converged=True)
-    check(ranks, name, (6, 17), check="always")
+    check(ranks, name, (5, 0, 11))
+    check(ranks, name, (5, 0, 11), gradients="sum")
+    check(ranks, name, (5, 0, 11), torch.bfloat16)
+    check(ranks, name, (5, 3, 8), converged=True)
+    check(ranks, name, (6, 9), check="always")
 
 
 @each
 def test_equal_shards(ranks, name):
     for dtype in (torch.float64, torch.float32):
-        check(ranks, name, (9, 9, 9), dtype)
+        check(ranks, name, (5, 5, 5), dtype)
 
 
 @slow
-@pytest.mark.parametrize("counts", [(7,), (1, 1), (0, 5, 6), (8, 8), (5, 1, 7, 2), (3, 0, 0, 20)])
+@pytest.mark.parametrize("counts", [(7,), (1, 1, 4), (0, 5, 6), (8, 8), (5, 1, 7, 2), (3, 0, 0, 13)])
 @each
 def test_other_numbers_of_ranks(ranks, name, counts):
     check(ranks, name, counts)
