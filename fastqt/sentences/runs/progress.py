@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.json_text import field, has_type, read_object, to_json
@@ -24,32 +24,27 @@ class Progress:
 
     step: int = 0
     epoch: int = 0
-    position: Position | None = None  # in the corpus, as older versions stored it, instead of `spans`
     seconds: float = 0.0  # of training so far, including the time before it was resumed
-    cpu_seconds: float = 0.0  # likewise, of all processors for rank 0; older versions did not count them
+    cpu_seconds: float = 0.0  # likewise, of all processors for rank 0
     metrics_length: int = 0  # bytes of metrics.jsonl
     sentences: int = 0  # in one epoch
     corpus_bytes: tuple[int, ...] = ()  # the size of each file of the corpus
-    corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file; none in the checkpoints of older versions
-    vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer; "" in those of older versions
+    corpus_digests: tuple[str, ...] = ()  # SHA-256 of each file
+    vocabulary_digest: str = ""  # SHA-256 of the vocabulary or the tokenizer
     best: float = -math.inf  # highest Spearman coefficient so far on the development pairs
     best_loss: float = math.inf  # lowest loss so far on held-out text, where it tells which model is kept
     since_best: int = 0  # validations since the best one
     loss_scale: float = 0.0  # of float16; 0 before the first step, and in other precisions
     steps_at_scale: int = 0  # since it has last changed
-    taken: int | None = (
-        0  # sentences of this epoch that all ranks have taken; None in those of older versions
-    )
+    taken: int = 0  # sentences of this epoch that all ranks have taken
     # What remains of the epoch for each rank of a training that reads the corpus in its order. Empty at the
     # start of an epoch, and for models that shuffle the corpus.
     spans: tuple[tuple[Span, ...], ...] = ()
 
 
 def parse_progress(values: dict[str, Any], path: Path) -> Progress:
-    """Checks the values of a stored progress. Those of older versions lack the last fields."""
-    values = {"corpus_digests": [], "vocabulary_digest": "", "taken": None, "spans": [], **values}
-    values = {"cpu_seconds": 0.0, "loss_scale": 0.0, "steps_at_scale": 0, **values}
-    values = {"best_loss": None, "since_best": 0, **values}
+    """Checks the values of a stored progress."""
+    values = dict(values)
     # JSON has no infinity: null is what no validation has been better than yet.
     for name, worst in (("best", -math.inf), ("best_loss", math.inf)):
         if values.get(name, worst) is None:
@@ -59,16 +54,13 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
 
     counts = {
         name: field(values, name, int, path)
-        for name in ("step", "epoch", "metrics_length", "sentences", "steps_at_scale", "since_best")
+        for name in ("step", "epoch", "metrics_length", "sentences", "taken", "steps_at_scale", "since_best")
     }
-    if values["taken"] is not None:
-        counts["taken"] = field(values, "taken", int, path)
-
     sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
     for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
         if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
             raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
-    if digests and len(digests) != len(sizes):
+    if len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
 
     seconds, cpu_seconds, best, best_loss, loss_scale = (
@@ -83,8 +75,7 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
         raise InputError(f"{path} is damaged: loss_scale: want a number of at least 0")
 
     return Progress(
-        **{"taken": None, **counts},
-        position=_position(values.get("position"), len(sizes), path),
+        **counts,
         seconds=float(seconds),
         cpu_seconds=float(cpu_seconds),
         corpus_bytes=tuple(sizes),
@@ -106,7 +97,7 @@ def _span(values: Any, files: int, path: Path) -> Span:
         case [list() as start, int() as sentences] if has_type(sentences, int) and (
             0 < sentences < LARGEST_COUNT
         ):
-            return Span(cast("Position", _position(start, files, path)), sentences)
+            return Span(_position(start, files, path), sentences)
     raise InputError(f"{path} is damaged: spans: want the starts and sizes of parts of the corpus")
 
 
@@ -116,9 +107,7 @@ def _list(values: Any, path: Path) -> list[Any]:
     return values
 
 
-def _position(values: Any, files: int, path: Path) -> Position | None:
-    if values is None:
-        return None
+def _position(values: Any, files: int, path: Path) -> Position:
     least, beyond = (0, 0, 0, -1), (files, *(3 * [LARGEST_COUNT]))
     if (
         not has_type(values, list)

@@ -1,8 +1,8 @@
 """Safetensors files with a checksum: written atomically, and verified before anything is taken from them.
 
 The file's metadata hold the CRC-32 of the whole file, computed as if its own eight digits were zeros. It
-finds every change of up to 32 neighbouring bits, wherever it is. Files without a checksum, which older
-versions wrote, are read too.
+finds every change of up to 32 neighbouring bits, wherever it is. Files of other programs, which have none,
+are read too.
 """
 
 from __future__ import annotations

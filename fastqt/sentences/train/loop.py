@@ -173,7 +173,7 @@ class Trainer:
         known = config, self.objective, self.average, vocabulary, directory, progress, self.ranks
         self.measurements = Measurements(*known)
 
-        left = self.objective.steps(progress.sentences - (progress.taken or 0))
+        left = self.objective.steps(progress.sentences - progress.taken)
         epochs_after = config.epochs - progress.epoch - 1
         self.last_step = progress.step + left + epochs_after * self.objective.steps(progress.sentences)
         if config.steps is not None:
@@ -297,7 +297,7 @@ class Trainer:
         size = self.config.batch_size * self.ranks.size
         done = self.progress.step * size
         if self.ranks.size > 1:  # before, another number of ranks may have taken the steps
-            done = self.progress.epoch * self.progress.sentences + (self.progress.taken or 0)
+            done = self.progress.epoch * self.progress.sentences + self.progress.taken
         total = done + (self.last_step - self.progress.step) * size
         return (display_class if self.ranks.is_first else Silent)(total, done)
 
@@ -349,7 +349,7 @@ class Trainer:
             before = progress.step
             for turn in self.objective.turns(progress):
                 progress.step += 1
-                progress.taken = (progress.taken or 0) + sum(turn.sizes)
+                progress.taken += sum(turn.sizes)
                 self._rest = turn.rest
                 yield turn
                 if self.has_ended:

@@ -209,7 +209,7 @@ class ContextObjective(Objective[Batch]):
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
         spans = progress.spans or self._spans(progress.sentences)
-        sizes = list(self.sizes(progress.sentences - (progress.taken or 0)))
+        sizes = list(self.sizes(progress.sentences - progress.taken))
         local_sizes = (each[self.ranks.rank] for each in sizes)
         local_batches = span_batches(
             self.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.columns
@@ -270,7 +270,7 @@ class ShuffledObjective(Objective[Sample]):
         self.sentences = Corpus(self.corpus, self.vocabulary, columns=self.columns)
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
-        taken = progress.taken or 0
+        taken = progress.taken
         order = self.sentences.order(self.config.seed, progress.epoch)
         for sizes in self.sizes(len(order) - taken):
             first = taken + sum(sizes[: self.ranks.rank])

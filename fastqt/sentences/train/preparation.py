@@ -27,11 +27,10 @@ from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.runs.run_files import RUN_FILES
 from fastqt.sentences.runs.views_options import check_width, reads_rows
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
-from fastqt.sentences.text.batches import Span, split, too_short
+from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import READ_BYTES, STDIN, beside
 from fastqt.sentences.text.tables import data_files, is_table
 from fastqt.sentences.text.vocabulary import Unknown
-from fastqt.sentences.train.objectives import smallest_batch
 
 
 class Prepared(NamedTuple):
@@ -65,7 +64,7 @@ def prepare(
         return Prepared(corpus, *read_corpus(config, corpus, ranks), False)
     check_corpus(_files(config, corpus), progress)
     vocabulary = load_lexicon(config, directory)
-    if progress.vocabulary_digest not in ("", lexicon_digest(config, directory)):
+    if progress.vocabulary_digest != lexicon_digest(config, directory):
         raise InputError(
             f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
         )
@@ -212,7 +211,7 @@ def _identify(name: str) -> tuple[int, str]:
 
 
 def check_corpus(corpus: list[str], progress: Progress) -> None:
-    """Compares the files with those of the run's start, of which older versions stored the sizes alone."""
+    """Compares the files with those of the run's start."""
     sizes = progress.corpus_bytes
     if len(corpus) != len(sizes):
         raise InputError(
@@ -223,10 +222,9 @@ def check_corpus(corpus: list[str], progress: Progress) -> None:
         if size != was:
             raise InputError(f"cannot resume: {name} has {size} bytes, but had {was} when the run started")
     digests = tuple(digest for _, digest in identities)
-    for name, now, before in zip(corpus, digests, progress.corpus_digests or digests, strict=True):
+    for name, now, before in zip(corpus, digests, progress.corpus_digests, strict=True):
         if now != before:
             raise InputError(f"cannot resume: {name} has other contents than when the run started")
-    progress.corpus_digests = digests
 
 
 def check_same_settings(config: TrainConfig, of_first: TrainConfig) -> None:
@@ -240,22 +238,8 @@ def check_same_settings(config: TrainConfig, of_first: TrainConfig) -> None:
 def share_out(config: TrainConfig, corpus: list[str], progress: Progress, ranks: int) -> None:
     """Divides what remains of an epoch among the ranks, if as many did not train before.
 
-    The spans of `progress`, that of a checkpoint, are changed. What versions before several ranks stored is
-    turned into spans.
+    The spans of `progress`, that of a checkpoint, are changed.
     """
-    if progress.taken is None:
-        _fill_in_place(config, progress)
     if len(progress.spans) not in (0, ranks):
         left = [span for spans in progress.spans for span in spans]
         progress.spans = split(corpus, left, ranks, Columns(config.column, config.document_column))
-
-
-def _fill_in_place(config: TrainConfig, progress: Progress) -> None:
-    """Turns the place in an epoch as older versions stored it into that of one rank."""
-    full, rest = divmod(progress.sentences, config.batch_size)
-    done = progress.step - progress.epoch * (full + (rest >= smallest_batch(config)))
-    progress.taken = min(done * config.batch_size, progress.sentences)
-    if progress.position is not None:
-        left = progress.sentences - progress.taken
-        progress.spans = ((Span(progress.position, left),) if left else (),)
-        progress.position = None

@@ -20,8 +20,8 @@ from tests.fuzz.source import Bytes
 
 MODEL = nn.Linear(2, 3)
 WEIGHTS = {name: tensor.clone() for name, tensor in MODEL.state_dict().items()}
-PROGRESS = asdict(Progress(3, 1, None, 2.5, 100, 40, (7, 8), 0.5))
-PROGRESS |= {"position": [0, 5, 1, 0], "spans": [[[[0, 5, 1, 0], 20], [[1, 0, 3, 2], 15]], []]}
+PROGRESS = asdict(Progress(3, 1, 2.5, 9.5, 100, 40, (7, 8), ("a", "b"), "c", 0.5))
+PROGRESS |= {"spans": [[[[0, 5, 1, 0], 20], [[1, 0, 3, 2], 15]], []]}
 
 
 def _stored() -> dict[str, torch.Tensor]:
@@ -100,18 +100,14 @@ def _content(source: Bytes, whole: bytes) -> bytes:
 
 
 def _check_progress(progress: Progress) -> None:
-    for name in ("step", "epoch", "metrics_length", "sentences"):
+    for name in ("step", "epoch", "metrics_length", "sentences", "taken"):
         value = getattr(progress, name)
         assert type(value) is int, f"{name} is {value!r}"
         assert value >= 0, f"{name} is {value!r}"
     for name in ("seconds", "best"):
         assert type(getattr(progress, name)) in (int, float), f"{name} is {getattr(progress, name)!r}"
     assert all(type(size) is int for size in progress.corpus_bytes)
-    assert progress.taken is None or (type(progress.taken) is int and progress.taken >= 0)
     for span in (span for share in progress.spans for span in share):
         assert type(span.sentences) is int
         assert span.sentences > 0
         assert all(type(x) is int for x in span.start)
-    if progress.position is not None:
-        assert all(type(x) is int for x in progress.position)
-        assert len(progress.position) == 4
