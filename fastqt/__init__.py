@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from fastqt.cached import cached_backward
     from fastqt.compiling import warm_up
     from fastqt.engines import show_config
-    from fastqt.exclusions import Above, Margin, Same, Within
+    from fastqt.exclusions import Above, Guide, Margin, Same, Within
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
-    from fastqt.guide import Guide
     from fastqt.losses import (
         angle_loss,
         arcface_loss,
@@ -118,7 +117,6 @@ _HOMES = (
     "targets",
     "negatives",
     "exclusions",
-    "guide",
     "matryoshka",
     "engines",
     "cached",

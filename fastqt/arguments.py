@@ -29,11 +29,12 @@ from fastqt.checks import (
 )
 from fastqt.exclusions import (
     EVERY_KIND,
+    Cells,
     ExcludeLike,
     Exclusions,
+    Filter,
     Margin,
     as_exclusions,
-    check_exclusions,
 )
 from fastqt.ids import as_ids
 from fastqt.matryoshka import MatryoshkaLike, prefixes_of
@@ -211,7 +212,7 @@ def ids_of(rows: str, of: str | None = None) -> Argument:
     return Argument(check, is_given)
 
 
-def exclusions_of(*kinds: type[Any]) -> Argument:
+def exclusions_of(*kinds: type[Filter]) -> Argument:
     """What leaves a loss that takes filters of these kinds."""
 
     def check(name: str, value: Any, known: Known) -> Any:
@@ -225,19 +226,18 @@ def exclusions_of(*kinds: type[Any]) -> Argument:
             return held
         exclusions = as_exclusions(name, value, kinds)
         others = [size for of, size in known.sizes.items() if of not in ("rows", "negatives")]
-        sizes = {
-            "queries": known.sizes["rows"],
-            "candidates": others[0] if others else known.sizes["rows"],
-            "negatives": known.sizes.get("negatives"),
-        }
-        check_exclusions(name, exclusions, sizes, known.device, known.dtype, of_group=known.of_group)
+        N, K = known.sizes["rows"], known.sizes.get("negatives")
+        M = others[0] if others else N
+        cells = Cells(N, M, K, known.device, known.dtype, known.of_group)
+        for filter_ in exclusions.filters:
+            filter_.check(name, cells)
         return exclusions
 
-    return Argument(check, fact=_kind_of_exclusions, of_each_call=Margin not in kinds)
+    return Argument(check, fact=_alike, of_each_call=Margin not in kinds)
 
 
-def _kind_of_exclusions(exclusions: Exclusions | None) -> Hashable:
-    return None if exclusions is None else exclusions.kind()
+def _alike(exclusions: Exclusions | None) -> Hashable:
+    return None if exclusions is None else exclusions.alike()
 
 
 # Embeddings, to which gradients flow.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.guide import PAIR_ROWS, pair_thresholds
+from fastqt.exclusions.guide import PAIR_ROWS, pair_thresholds
 from tests.shared import oracle
 from tests.shared.tolerances import UNIT_ROUNDOFF
 

@@ -16,7 +16,7 @@ from fastqt.cached.encoding import CHECKS
 from fastqt.compiling import TARGETS
 from fastqt.distributed import group
 from fastqt.engines import ENGINES
-from fastqt.guide import MARGIN_STRATEGIES
+from fastqt.exclusions import MARGIN_STRATEGIES
 from fastqt.loss import DECLARED
 from fastqt.losses import gloss, ranking
 from fastqt.nn.gloss import DECODERS

@@ -20,8 +20,7 @@ from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation
 from fastqt.engines.guide_rows import GuideRows
 from fastqt.engines.reference import contrastive as reference
-from fastqt.exclusions import IdCells
-from fastqt.guide import Guide
+from fastqt.exclusions import Guide, OfIds
 from fastqt.problem import (
     LEAST_MEMORY,
     Gradients,
@@ -45,13 +44,6 @@ MIN_COLUMNS = 64
 CELL_BYTES = 16  # of a tile of the guide's scores: float64, float32, and what is compared
 
 
-class IdFilter(NamedTuple):
-    """Which cells leave: those of equal ids, or of others; and whether negatives have ids."""
-
-    equal: bool
-    has_negatives: bool
-
-
 @dataclass(kw_only=True)
 class FilteredProblem(Problem):
     """A `Problem` with filters; engines are given problems without, of some of the rows, with a mask."""
@@ -61,20 +53,15 @@ class FilteredProblem(Problem):
     guide_negatives: Tensor | None  # (K, E)
     guide_thresholds: Tensor | None  # (N,) float32
     guide_normalize: bool
-    query_ids: Tensor | None  # (F, N) int64, of each of F filters
-    candidate_ids: Tensor | None  # (F, M)
-    negative_ids: Tensor | None  # (F, K)
-    id_filters: tuple[IdFilter, ...]
+    ids: tuple[OfIds, ...]
 
     def unfiltered(self) -> Problem:
         """The same without the filters."""
         return Problem(**{field.name: getattr(self, field.name) for field in fields(Problem)})
 
 
-def filtered_problem(p: Problem, guide: Guide | None, ids: tuple[IdCells, ...]) -> FilteredProblem:
+def filtered_problem(p: Problem, guide: Guide | None, ids: tuple[OfIds, ...]) -> FilteredProblem:
     """A checked problem with checked filters."""
-    K = 0 if p.negatives is None else len(p.negatives)
-    negatives = [x.queries.new_zeros(K) if x.negatives is None else x.negatives for x in ids]
     return FilteredProblem(
         **{field.name: getattr(p, field.name) for field in fields(Problem)},
         guide_queries=None if guide is None else guide.queries,
@@ -82,10 +69,8 @@ def filtered_problem(p: Problem, guide: Guide | None, ids: tuple[IdCells, ...]) 
         guide_negatives=None if guide is None else guide.negatives,
         guide_thresholds=None if guide is None else guide.row_thresholds(),
         guide_normalize=guide is not None and guide.normalize,
-        query_ids=torch.stack([x.queries for x in ids]) if ids else None,
-        candidate_ids=torch.stack([x.candidates for x in ids]) if ids else None,
-        negative_ids=torch.stack(negatives) if ids and K else None,
-        id_filters=tuple(IdFilter(x.equal, x.negatives is not None) for x in ids),
+        # Copies, since the backward pass compares them again.
+        ids=tuple(x.with_ids(torch.clone) for x in ids),
     )
 
 
@@ -320,15 +305,10 @@ def _write_above(mask: Tensor, p: FilteredProblem, rows: slice) -> None:
 def _exclude_ids(mask: Tensor, p: FilteredProblem, rows: slice) -> None:
     """Excludes the cells of some rows that ids take out."""
     M = len(p.candidates)
-    for k, filter_ in enumerate(p.id_filters):
-        assert p.query_ids is not None
-        assert p.candidate_ids is not None
-        compare = torch.eq if filter_.equal else torch.ne
-        own = p.query_ids[k, rows, None]
-        mask[:, :M] |= compare(own, p.candidate_ids[k])
-        if filter_.has_negatives:
-            assert p.negative_ids is not None
-            mask[:, M:] |= compare(own, p.negative_ids[k])
+    for x in p.ids:
+        mask[:, :M] |= x.excludes(x.query_ids[rows], x.columns)
+        if x.negative_ids is not None:
+            mask[:, M:] |= x.excludes(x.query_ids[rows], x.negative_ids)
 
 
 def _keep_targets(mask: Tensor, targets: TargetRows, cells: Tensor) -> None:

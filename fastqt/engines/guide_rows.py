@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastqt.devices import has_float64
 from fastqt.engines import ops, own_products
-from fastqt.guide import scorable
+from fastqt.exclusions.guide import scorable
 from fastqt.norms import LEAST_NORM
 
 ROUNDING = torch.finfo(torch.float32).eps / 2  # of a result in float32, relative to it

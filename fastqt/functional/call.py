@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from fastqt.exclusions import Above, Exclusions, IdCells, Margin
-from fastqt.guide import Guide
+from fastqt.exclusions import Above, Exclusions, Guide, Margin, Mask, OfIds, Same, groups_of
 from fastqt.matryoshka import Matryoshka
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
@@ -61,7 +60,7 @@ class Call:
     mask: Tensor | None = None
     guide: Guide | None = None
     margin: Margin | None = None
-    ids: tuple[IdCells, ...] = ()
+    ids: tuple[OfIds, ...] = ()
     thresholds: Tensor | None = None
     spares_row_negatives: bool = False
 
@@ -82,11 +81,9 @@ class Call:
         return self.guide is not None or (len(self.ids) > 0 and self.groups is None)
 
     @property
-    def groups(self) -> IdCells | None:
+    def groups(self) -> Same | None:
         """The ids that engines compare themselves, if there are no others."""
-        if not self.ids or len(self.ids) != 1 or not self.ids[0].equal or self.ids[0].negatives is not None:
-            return None
-        return self.ids[0]
+        return groups_of(self.ids)
 
     def prefix(self, dim: int) -> Call:
         """The call of the first `dim` columns of all embeddings."""
@@ -100,7 +97,7 @@ class Call:
             matryoshka=None,
         )
 
-    def with_columns(self, change: Callable[[Tensor], Tensor], of_ids: Callable[[IdCells], IdCells]) -> Call:
+    def with_columns(self, change: Callable[[Tensor], Tensor], of_ids: Callable[[OfIds], OfIds]) -> Call:
         """The call with another bias and other ids for each candidate."""
         changed = replace(self, ids=tuple(map(of_ids, self.ids)))
         if isinstance(self.bias, Tensor) and self.bias.dim():
@@ -134,8 +131,9 @@ def call_of(link: str, values: Mapping[str, Any]) -> Call:
     exclusions: Exclusions | None = values["exclude"]
     if exclusions is not None:
         device = call.queries.device
-        call.mask, call.guide = exclusions.of(Tensor), exclusions.of(Guide)
+        mask, call.guide = exclusions.of(Mask), exclusions.of(Guide)
         call.margin, above = exclusions.of(Margin), exclusions.of(Above)
+        call.mask = None if mask is None else mask.cells
         call.thresholds = None if above is None else above.thresholds
         call.spares_row_negatives = call.margin is not None and call.margin.spare_own_negatives
         call.ids = exclusions.ids(device)

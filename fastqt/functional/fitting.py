@@ -10,8 +10,7 @@ from torch import Tensor
 from fastqt.arguments import Argument, Known, exclusions_of, is_given
 from fastqt.checks import FLOATING, check_bias, check_tensor
 from fastqt.distributed.group import GroupLike, is_ring
-from fastqt.exclusions import Above, ExcludeLike, Exclusions, Margin, Same, Within
-from fastqt.guide import Guide
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Guide, Margin, Mask, OfIds
 from fastqt.negatives import Mixed
 from fastqt.options import DiagonalMode, Similarity
 from fastqt.targets import Targets, TargetsLike, given_or_window
@@ -59,7 +58,7 @@ Bias = Annotated[
 ]
 RowNegatives = Annotated[Tensor | Mixed | None, Argument(rows="rows", matrices=_matrices)]
 # A margin is above the similarity of a target, of which a loss without targets has none.
-ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, Same, Within, Guide, Tensor)]
+ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, OfIds, Guide, Mask)]
 RowScores = Annotated[Tensor | None, Argument(_check_scores, is_given, is_leaf=True, is_local=True)]
 
 
@@ -98,7 +97,7 @@ def check_similarity_fits(
     for x in () if exclude is None else exclude.filters:
         if isinstance(x, Margin | Above):
             raise ValueError(f"exclude: want no {type(x).__name__} with similarity='euclidean'")
-        if negatives is not None and exclude is not None and exclude.is_of_negatives(x):
+        if negatives is not None and x.is_of_negatives:
             raise ValueError(
                 f"exclude: want no {type(x).__name__} of negatives with similarity='euclidean'; "
                 "join them to candidates"

@@ -19,12 +19,11 @@ from fastqt.distributed.local import with_a_row
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards
 from fastqt.engines import plans
-from fastqt.exclusions import IdCells
+from fastqt.exclusions import Guide, OfIds
 from fastqt.functional.call import Call
 from fastqt.functional.false_negatives import targets_of_margin, with_thresholds, with_thresholds_from
 from fastqt.functional.lowering import at_norm_1, mixtures_may_be_short, prepare, problem_of
 from fastqt.functional.row_cells import one_cell_a_row
-from fastqt.guide import Guide
 from fastqt.negatives import Mixed, mixtures
 from fastqt.problem import ROW_CELLS, Problem, unit_rows
 from fastqt.targets import NoTargets, TargetRows
@@ -57,11 +56,9 @@ def gathered(shards: Shards, call: Call) -> Call:
 def _with_columns_of_all(shards: Shards, call: Call) -> Call:
     """The call with what it has for each candidate, from all ranks, but for the candidates themselves."""
 
-    def of_all(ids: IdCells) -> IdCells:
-        negatives = ids.negatives
-        return ids._replace(
-            candidates=shards.gather_constant(ids.candidates, "candidates"),
-            negatives=None if negatives is None else shards.gather_constant(negatives, "negatives"),
+    def of_all(ids: OfIds) -> OfIds:
+        return ids.with_columns(
+            partial(shards.gather_constant, of="candidates"), partial(shards.gather_constant, of="negatives")
         )
 
     return call.with_columns(partial(shards.gather, of="candidates"), of_all)
@@ -109,7 +106,7 @@ def _with_own_candidates_first(shards: Shards, call: Call) -> Call:
     def rolled(x: Tensor) -> Tensor:
         return x.roll(-first, 0)
 
-    moved = call.with_columns(rolled, lambda ids: ids._replace(candidates=rolled(ids.candidates)))
+    moved = call.with_columns(rolled, lambda ids: ids.with_columns(rolled, lambda negatives: negatives))
     moved.targets, moved.candidates = targets, rolled(call.candidates)
     if call.mask is not None:
         moved.mask = call.mask.roll(-first, 1)

@@ -12,7 +12,7 @@ from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
-from fastqt.exclusions import ExcludeLike, Exclusions
+from fastqt.exclusions import ExcludeLike, Exclusions, Mask
 from fastqt.loss import Arguments, loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import smoothing_loss
@@ -25,7 +25,7 @@ from fastqt.torch_modes import input_dtype, is_traced
 def _fit(label_smoothing: float, exclude: Exclusions | None, known: Known) -> None:
     if exclude is None:
         return
-    if known.of_group and exclude.of(Tensor) is not None:
+    if known.of_group and exclude.of(Mask) is not None:
         raise ValueError("exclude: want a filter that has both directions in a group, got a bool tensor")
     if label_smoothing:
         raise ValueError("exclude: want None with label_smoothing, which gives every candidate mass")

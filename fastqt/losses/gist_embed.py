@@ -12,8 +12,8 @@ from torch import Tensor
 from fastqt.arguments import Argument, Rows, Scale
 from fastqt.distributed.group import GroupLike, is_ring
 from fastqt.distributed.shards import Shards
+from fastqt.exclusions.guide import Guide, pair_thresholds
 from fastqt.functional import contrastive_loss, log_sum_exp
-from fastqt.guide import Guide, pair_thresholds
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss, scores
 from fastqt.options import Backend, MarginStrategy, Memory, Reduction

@@ -26,7 +26,7 @@ from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import product
-from fastqt.exclusions import ExcludeLike, Exclusions, Same, Within
+from fastqt.exclusions import ExcludeLike, Exclusions, Mask, OfIds
 from fastqt.fields import Differentiable
 from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
@@ -79,8 +79,8 @@ def _length(documents: Tensor) -> dict[str, int]:
 
 Queries = Annotated[Tensor, Argument(rows="rows", matrices=_first_tokens)]
 Documents = Annotated[Tensor, Argument(rows="own", matrices=_first_tokens, counts=_length)]
-Mask = Annotated[Tensor | None, Argument(_mask, is_given, is_local=True)]
-Exclude = Annotated[ExcludeLike | None, exclusions_of(Same, Within, Tensor)]
+TokenMask = Annotated[Tensor | None, Argument(_mask, is_given, is_local=True)]
+Exclude = Annotated[ExcludeLike | None, exclusions_of(OfIds, Mask)]
 
 
 def _fit(queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None) -> None:
@@ -104,8 +104,8 @@ def maxsim_loss(
     queries: Queries,
     documents: Documents,
     *,
-    query_mask: Mask = None,
-    document_mask: Mask = None,
+    query_mask: TokenMask = None,
+    document_mask: TokenMask = None,
     scale: Scale = 1.0,
     normalize: bool = True,
     exclude: Exclude = None,
@@ -190,13 +190,13 @@ def _excluded(batch: Batch, exclude: Any, device: torch.device) -> Tensor | None
     exclusions: Exclusions | None = exclude
     if exclusions is None:
         return None
-    excluded = exclusions.of(Tensor)
+    mask = exclusions.of(Mask)
+    excluded = None if mask is None else mask.cells
     if excluded is not None:
         with batch.agreeing():
             check_mask("exclude", excluded, batch.sizes["rows"], batch.total("documents"), device)
     for ids in exclusions.ids(device):
-        columns = batch.gather_constant(ids.candidates, "documents")
-        leave = (torch.eq if ids.equal else torch.ne)(ids.queries[:, None], columns)
+        leave = ids.excludes(ids.query_ids, batch.gather_constant(ids.columns, "documents"))
         excluded = leave if excluded is None else excluded | leave
     return excluded
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fastqt.arguments import exclusions_of
 from fastqt.distributed.batch import Batch
-from fastqt.exclusions import Above, ExcludeLike, Exclusion, Exclusions, Margin, OfIds, Same, Within
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Filter, Margin, OfIds
 
 # What a loss of pairs takes that scores each side with each.
-PairExclude: TypeAlias = Annotated[ExcludeLike | None, exclusions_of(Margin, Same, Within)]
-PairIds: TypeAlias = Annotated[ExcludeLike | None, exclusions_of(Same, Within)]
+PairExclude: TypeAlias = Annotated[ExcludeLike | None, exclusions_of(Margin, OfIds)]
+PairIds: TypeAlias = Annotated[ExcludeLike | None, exclusions_of(OfIds)]
 Side: TypeAlias = Literal["query", "document"]
 
 
@@ -48,13 +48,13 @@ class PairFilters:
     def of_hard_negatives(self, rows: Side) -> Exclusions | None:
         """What leaves the scores of rows with the hard negatives of the queries, as in `between`.
 
-        A hard negative is in the part of its query, but it has no id that the filters know.
+        A hard negative is in the part of its query, but it has no id that `Same` knows.
         """
         filters: list[Any] = [*self.above]
         for x, every in zip(self.of_ids, self.every, strict=True):
-            if isinstance(x, Within):
+            if x.hard_negatives_are_the_querys:
                 ids = {"query": x.query_ids, "document": x.columns}
-                filters.append(Within(ids[rows], every["query"]))
+                filters.append(type(x)(ids[rows], every["query"]))
         return Exclusions(tuple(filters)) if filters else None
 
 
@@ -69,15 +69,15 @@ def with_hard_negatives(
         negatives: (K n, D), if there are any.
         repeated: whether the hard negatives of "each" query are one after the other, or the first of "all".
     """
-    if exclude is None or negatives is None or exclude.of(Within) is None:
+    if exclude is None or negatives is None:
         return exclude
     count = len(negatives) // max(n, 1)
 
-    def with_parts(x: Exclusion) -> Exclusion:
-        if not isinstance(x, Within):
+    def with_parts(x: Filter) -> Filter:
+        if not (isinstance(x, OfIds) and x.hard_negatives_are_the_querys):
             return x
         ids = x.query_ids
         parts = ids.repeat_interleave(count) if repeated == "each" else ids.repeat(count)
-        return Within(ids, x.columns, parts)
+        return type(x)(ids, x.columns, parts)
 
     return Exclusions(tuple(map(with_parts, exclude.filters)))

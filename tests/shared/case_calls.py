@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 import fastqt
-from fastqt.exclusions import IdCells
+from fastqt.exclusions import Same
 from fastqt.functional.call import Call
 from fastqt.targets import as_targets
 from tests.shared.cases import Case
@@ -26,6 +26,6 @@ def call_of(case: Case, inputs: dict[str, Tensor], arguments: dict[str, Any]) ->
     targets = as_targets(options.pop("targets", window))
     of_queries, of_candidates = (options.pop(name, None) for name in ("query_groups", "candidate_groups"))
     if of_queries is not None:
-        options["ids"] = (IdCells(of_queries, of_candidates, None, equal=True),)
+        options["ids"] = (Same(of_queries, of_candidates),)
     fixed = {"normalize": False, "reduction": "mean", "memory": "fast", "backend": None}
     return Call(link=case.link, targets=targets, **{**options, **inputs}, **fixed)

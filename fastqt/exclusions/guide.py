@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import get_args
 
 import torch
@@ -18,6 +19,7 @@ from fastqt.checks import (
     check_tensor,
 )
 from fastqt.devices import accumulation_dtype
+from fastqt.exclusions.filter import Cells, Filter
 from fastqt.norms import LEAST_NORM
 from fastqt.options import MarginStrategy
 
@@ -25,7 +27,7 @@ MARGIN_STRATEGIES: tuple[str, ...] = get_args(MarginStrategy)
 PAIR_ROWS = 4096  # of which the scores of pairs are found at a time
 
 
-class Guide:
+class Guide(Filter):
     """Filters false negatives: candidates that a guide finds too similar to a query leave the loss.
 
     Cell (i, j) leaves the loss, as by a mask, where the guide's score of query i and candidate j is above
@@ -96,25 +98,27 @@ class Guide:
         self.margin, self.margin_strategy, self.normalize = float(margin), margin_strategy, normalize
         self.thresholds = None if thresholds is None else thresholds.detach()
 
-    def check(self, queries: int, candidates: int, negatives: int | None, device: torch.device) -> None:
-        """Checks that there is a row for each row of the loss's embeddings, on their device."""
-        rows = {"queries": queries, "candidates": candidates, "negatives": negatives}
-        for name, wanted in rows.items():
-            x = getattr(self, name)
+    def check(self, name: str, cells: Cells) -> None:
+        rows = {"queries": cells.N, "candidates": cells.M, "negatives": cells.K}
+        for of, wanted in rows.items():
+            x = getattr(self, of)
             if (x is None) != (wanted is None):
                 has, lacks = ("the loss", "the guide") if x is None else ("the guide", "the loss")
                 raise ValueError(
-                    f"exclude: want {name} of loss and guide or of none, {has} has them and {lacks} has not"
+                    f"{name}: want {of} of loss and guide or of none, {has} has them and {lacks} has not"
                 )
             if x is not None and len(x) != wanted:
-                raise ValueError(f"exclude: want a guide of each of the {wanted} {name}, got {len(x)}")
-        if self.queries.device != device:
-            raise ValueError(f"exclude: want a guide on {device} as queries, got {self.queries.device}")
+                raise ValueError(f"{name}: want a guide of each of the {wanted} {of}, got {len(x)}")
+        if self.queries.device != cells.device:
+            raise ValueError(f"{name}: want a guide on {cells.device} as queries, got {self.queries.device}")
 
-    def kind(self) -> tuple[object, ...]:
-        """What has to be the same on all processes of a group."""
+    def alike(self) -> Hashable:
         options = self.margin, self.margin_strategy, self.normalize, self.thresholds is not None
-        return (self.candidates.shape[1], str(self.candidates.dtype), *options)
+        return (self.name(), self.candidates.shape[1], str(self.candidates.dtype), *options)
+
+    @property
+    def is_of_negatives(self) -> bool:
+        return True  # of those that the loss has
 
     def against(self, candidates: Tensor, negatives: Tensor | None, thresholds: Tensor) -> Guide:
         """The same queries with other candidates and negatives, and thresholds that are known."""
@@ -123,7 +127,8 @@ class Guide:
         )
 
     def turned(self) -> Guide:
-        """The guide of the candidates as queries, and of the queries as candidates."""
+        if self.thresholds is not None or self.negatives is not None:
+            return super().turned()
         return Guide(
             self.candidates,
             self.queries,
