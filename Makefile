@@ -70,8 +70,8 @@ soak: .venv/built
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --out benchmarks/results/soak-$(KILLS)-kills.json
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out benchmarks/results/soak-$(MINUTES)-minutes.json
 
-# The lists of all losses, from their declarations and their sections in docs/losses: after a loss is new, or an
-# option has changed. They are the export lists, the types of the loss modules, and what the documents list.
+# The lists of all losses and filters, from their declarations and their sections in docs/losses: after one is new, or
+# an option has changed. They are the export lists, the types of the loss modules, and what the documents list.
 lists: .venv/built
 	$(BIN)/python -m tests.shared.loss_lists
 

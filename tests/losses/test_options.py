@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
+import zlib
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ import fastqt
 from fastqt import nn
 from tests.shared.every_loss import D
 from tests.shared.loss_options import (
-    KINDS,
     LOSSES,
     N,
     Options,
@@ -46,9 +45,9 @@ def extents(slow: tuple[int, int]) -> pytest.MarkDecorator:
 
 
 def sampled(name: str, extent: tuple[int, int], without: tuple[str, ...]) -> list[Options]:
+    """Some of the combinations of options. One more value of an option leaves most of them as they were."""
     count, most = extent
-    every = list(combinations(name, most, without))
-    return random.Random(0).sample(every, min(count, len(every)))
+    return sorted(combinations(name, most, without), key=lambda x: zlib.crc32(shown(x).encode()))[:count]
 
 
 def said(call: Any) -> Any:
@@ -127,7 +126,7 @@ def has_a_guide(options: Options) -> bool:
     return isinstance(options.get("exclude"), fastqt.Guide)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in LOSSES if "exclude" in option_names(name)])
 def test_each_part_of_a_filter_counts(name):
     """No two values of `exclude` have the same outcome: ids of each side and of negatives, each strategy."""
     beside = {"negatives": rows(N, D, seed=2)} if "negatives" in parameters(name) else {}

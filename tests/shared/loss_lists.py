@@ -1,7 +1,8 @@
-"""The lists of all losses: export lists, types of constructors, names of the reference, the table.
+"""The lists of all losses and filters: exports, types of constructors, names of the reference, the table.
 
 `make lists` writes them anew, and a test compares. What is exported follows from the functions that are
-declared by `@loss` in the files of fastqt/losses, what the documents say from the sections in docs/losses.
+declared by `@loss` in the files of fastqt/losses, and from the classes of fastqt/exclusions; what the
+documents say follows from the sections in docs/losses.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+LINE = 110  # columns
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE, DOCS = ROOT / "fastqt", ROOT / "docs"
 PAGES = ("pairs", "views", "labels", "graded", "text", "general")  # in the order of the table
@@ -74,6 +76,21 @@ def _modules(function: ast.FunctionDef) -> Iterator[str | None]:
             yield ast.literal_eval(first)
 
 
+def filters() -> dict[str, str]:
+    """The public filters, by the module that each is in."""
+    homes, bases = {}, {}
+    for path in sorted((PACKAGE / "exclusions").glob("[!_]*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name] = f"fastqt.exclusions.{path.stem}"
+                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    of_filters = {"Filter"}
+    while more := {name for name in bases if bases[name] & of_filters} - of_filters:
+        of_filters |= more
+    leaves = of_filters.difference(*bases.values())
+    return {name: homes[name] for name in sorted(leaves - {"Mask"})}  # for which users give a tensor
+
+
 def sections() -> list[Section]:
     """The sections of losses, in the order of the table."""
     found = []
@@ -91,10 +108,14 @@ def lists() -> dict[Path, str]:
     names = {x.name for x in losses}
     modules = {x.module for x in [*general, *losses] if x.module is not None}
     top, nn = PACKAGE / "__init__.py", PACKAGE / "nn" / "__init__.py"
+    of_filters, targets = PACKAGE / "exclusions" / "__init__.py", DOCS / "api" / "targets.rst"
+    with_filters = _exported(top.read_text(), "fastqt.exclusions", set(filters()))
     return {
         PACKAGE / "losses" / "__init__.py": _losses(losses),
-        top: _exported(top.read_text(), "fastqt.losses", names, names),
-        nn: _exported(nn.read_text(), "fastqt.nn.losses", modules, modules),
+        top: _exported(with_filters, "fastqt.losses", names),
+        nn: _exported(nn.read_text(), "fastqt.nn.losses", modules),
+        of_filters: _filters(of_filters.read_text()),
+        targets: _with_list(targets.read_text(), "What leaves a loss", sorted(filters())),
         DOCS / "losses.md": _table((DOCS / "losses.md").read_text()),
         DOCS / "api" / "losses.rst": _functions((DOCS / "api" / "losses.rst").read_text(), names),
         DOCS / "api" / "modules.rst": _modules_page(
@@ -113,17 +134,35 @@ def _losses(losses: list[Declared]) -> str:
     return f"{head}\n{''.join(lines)}\n{_all(x.name for x in losses)}"
 
 
-def _exported(text: str, home: str, imported: Iterable[str], names: set[str]) -> str:
-    """A package's file with what it imports from `home`, and with these names in `__all__`."""
-    block = re.search(rf"^( *)from {re.escape(home)} import \((.*?)\)\n", text, re.MULTILINE | re.DOTALL)
+def _exported(text: str, home: str, names: set[str]) -> str:
+    """A package's file that imports these names from `home`, and has them in `__all__`."""
+    block = re.search(
+        rf"^( *)from {re.escape(home)} import (?:\((.*?)\)|(.*?))\n", text, re.MULTILINE | re.DOTALL
+    )
     listed = re.search(r"^__all__ = \[(.*?)\]\n", text, re.MULTILINE | re.DOTALL)
     assert block is not None
     assert listed is not None
-    indent, before = block[1], set(re.findall(r"\w+", block[2]))
-    lines = "".join(f"{indent}    {name},\n" for name in sorted(imported, key=_as_imported))
-    kept = set(re.findall(r"\w+", listed[1])) - before
-    text = text.replace(listed[0], _all(kept | names))
-    return text.replace(block[0], f"{indent}from {home} import (\n{lines}{indent})\n")
+    indent, before = block[1], set(re.findall(r"\w+", block[2] or block[3]))
+    imported = sorted(names, key=lambda name: (_kind(name), name.lower()))
+    text = text.replace(listed[0], _all(set(re.findall(r"\w+", listed[1])) - before | names))
+    line = f"{indent}from {home} import {', '.join(imported)}\n"
+    if len(line) > LINE:
+        line = (
+            f"{indent}from {home} import (\n"
+            + "".join(f"{indent}    {x},\n" for x in imported)
+            + f"{indent})\n"
+        )
+    return text.replace(block[0], line)
+
+
+def _filters(text: str) -> str:
+    """fastqt/exclusions/__init__.py with a line for each filter."""
+    for name, home in filters().items():
+        line = f"from {home} import {name} as {name}\n"
+        if line not in text:
+            at = text.index(f"from {home} import")
+            text = text[:at] + line + text[at:]
+    return text
 
 
 def _all(names: Iterable[str]) -> str:
@@ -134,10 +173,6 @@ def _all(names: Iterable[str]) -> str:
 def _kind(name: str) -> int:
     """Constants, classes, functions: the order that the linter wants."""
     return 0 if name.isupper() else 1 if name[0].isupper() else 2
-
-
-def _as_imported(name: str) -> tuple[int, str]:
-    return _kind(name), name.lower()
 
 
 def _table(text: str) -> str:

@@ -55,20 +55,6 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "teacher_candidates": lambda: [rows(N, D + 3, seed=11)],
     "z3": lambda: [None, rows(N, D, seed=13)],
 }
-# The kinds of filters that each loss takes as `exclude`.
-KINDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("contrastive_loss", "sigmoid_loss", "info_nce_loss", "siglip_loss", "mixcse_loss"),
-        ("Margin", "Same", "Within", "Guide", "Above", "mask"),
-    ),
-    "log_sum_exp": ("Same", "Within", "Guide", "Above", "mask"),
-    "clip_loss": ("Margin", "Same", "Within", "Guide", "mask"),
-    "simcse_loss": ("Margin", "Same", "Within"),
-    "multiple_negatives_ranking_loss": ("Margin", "Same", "Within"),
-    "dcl_loss": ("Same", "Within"),
-    "hcl_loss": ("Same", "Within"),
-    "maxsim_loss": ("Same", "Within", "mask"),
-}
 # Engines that a CPU has without the extension.
 BACKENDS = ("torch", "reference")
 # Arguments beside those that a loss has to be given, without which some of its options do not count.
@@ -87,8 +73,9 @@ TOGETHER = (
 )
 
 
+@cache
 def filters(name: str) -> dict[str, Any]:
-    """Values of `exclude` of a loss, each with its name, no two of which take out the same cells."""
+    """Values of `exclude` that a loss takes, each with its name, no two of which take out the same cells."""
     ids, M, K = torch.arange(N), 2 * N if name == "maxsim_loss" else N, N
     columns = torch.arange(M)
     found = {
@@ -112,9 +99,18 @@ def filters(name: str) -> dict[str, Any]:
             "Same of pairs": fastqt.Same(ids % 5 // 4 + ids % 2 * 2),
             "Within of pairs": fastqt.Within(ids // 5),
         }
-    taken = {*KINDS[name], *(["of negatives"] if "negatives" in parameters(name) else [])}
-    words = ("Margin", "Same", "Within", "Guide", "Above", "mask", "of negatives")
-    return {what: x for what, x in found.items() if all(word in taken for word in words if word in what)}
+    if "negatives" not in parameters(name):
+        found = {what: x for what, x in found.items() if "of negatives" not in what}
+    return {what: x for what, x in found.items() if _is_taken(name, x)}
+
+
+def _is_taken(name: str, exclude: Any) -> bool:
+    """Whether a loss has filters of this kind, whatever else it says of them."""
+    try:
+        getattr(fastqt, name)(**inputs(name), exclude=exclude)
+    except ValueError as error:
+        return not str(error).startswith("exclude: this loss takes ")
+    return True
 
 
 @cache
