@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,12 +29,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastqt.distributed import Group
+from fastqt.distributed.faults import WORD_SECONDS, ExchangeError, exchange, leave_word
 from fastqt.errors import InputError, one_line
+from fastqt.sentences.errors import OtherRankError
 from fastqt.sentences.runs.model import choose_device
 from fastqt.sentences.train.gradients import sum_gradients
-from fastqt.sentences.train.watch import BEAT, Watch, sigterm_handled
 
 T = TypeVar("T")
+P = ParamSpec("P")
+FAILED = "failed"  # in the store: what rank 0 has raised in its own work
 POLL = 0.2  # seconds; how often a rank looks whether rank 0 has finished its work
 
 
@@ -84,79 +89,87 @@ class Ranks:
 
 
 class Processes(Ranks):
-    """Several processes, in torch's default process group; `watch` notices failures of the others.
+    """Several processes, in torch's default process group, which meet in `store` where rank 0 works alone.
 
     A step that is not an epoch's last has `batch_size` sentences of each rank.
     """
 
-    def __init__(self, watch: Watch, batch_size: int) -> None:
+    def __init__(self, store: Any, batch_size: int) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._watch, self._store = watch, watch.store
-        self._batch_size = batch_size
+        self._store, self._batch_size = store, batch_size
         # The ranks read separate parts of the corpus: where one ends, the next one's is no neighbour.
         self._equal, self._uneven = (
-            Group(shards=shards, edges="cut", gradients="sum") for shards in ("equal", "uneven")
+            Group(shards=shards, edges="cut", gradients="sum").of_function("train")
+            for shards in ("equal", "uneven")
         )
         self._works = 0
 
-    def close(self) -> None:
-        """Closes the connections to the other ranks, so that they notice at once that this one failed."""
-        dist.destroy_process_group()
+    def leave_word(self, error: Exception) -> None:
+        """Tells the ranks that are going to wait for this one what it has raised."""
+        leave_word(self._equal, error)
 
     def first(self, work: Callable[[], T]) -> T:
-        self._watch.count_exchange()
         self._works += 1
         results: list[Any] = [None]
         if self.is_first:
-            results[0] = work()
+            try:
+                results[0] = work()
+            except Exception as error:
+                self._store.set(FAILED, _in_words(error))
+                raise
             self._store.add("works", 1)
         else:
             self._wait_for_first()
-        dist.broadcast_object_list(results, src=0, device=torch.device("cpu"))
+        self._exchange(
+            "results of rank 0", dist.broadcast_object_list, results, 0, device=torch.device("cpu")
+        )
         result: T = results[0]
         return result
 
     def _wait_for_first(self) -> None:
         """Waits until rank 0 has finished its work. An exchange would give up after the timeout."""
         pause = 0.001
-        while self._store.add("works", 0) < self._works:
-            self._watch.check()
-            time.sleep(pause)
-            pause = min(2 * pause, POLL)
+        try:
+            while self._store.add("works", 0) < self._works:
+                if self._store.check([FAILED]):
+                    words = self._store.get(FAILED).decode()
+                    raise OtherRankError(f"rank 0 has failed: {words}", is_told=True)
+                time.sleep(pause)
+                pause = min(2 * pause, POLL)
+        except RuntimeError as error:  # the store is gone, which rank 0 keeps where torchrun does not
+            raise OtherRankError(f"rank 0 has ended: {one_line(error)}") from error
 
     def gather(self, value: T) -> list[T]:
-        self._watch.count_exchange()
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        self._exchange("values", dist.all_gather_object, values, value)
         return values
 
     def stop_signal(self, number: int | None) -> int | None:
-        self._watch.count_exchange()
         largest = torch.tensor(number or 0, device="cpu")
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        self._exchange("signals", dist.all_reduce, largest, dist.ReduceOp.MAX)
         return int(largest) or None
 
     def share(self, sizes: Sequence[int]) -> Share:
-        self._watch.count_exchange()
         is_full = all(size == self._batch_size for size in sizes)
         return Share(sum(sizes), self._equal if is_full else self._uneven)
 
     def equalize(self, tensors: Iterable[Tensor]) -> None:
-        self._watch.count_exchange()
         for tensor in tensors:
             values = tensor.detach().contiguous()
-            dist.broadcast(values, src=0)
+            self._exchange("weights of rank 0", dist.broadcast, values, 0)
             tensor.detach().copy_(values)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        self._watch.count_exchange()
-        sum_gradients(parameters)
+        self._exchange("gradients", sum_gradients, parameters)
 
     def total(self, value: Tensor) -> Tensor:
-        self._watch.count_exchange()
         total = value.detach().clone()
-        dist.all_reduce(total)
+        self._exchange("losses", dist.all_reduce, total)
         return total
+
+    def _exchange(self, what: str, function: Callable[P, object], *args: P.args, **options: P.kwargs) -> None:
+        """Calls a collective; ExchangeError, which names the ranks that do not take part."""
+        exchange(self._equal, what, function, *args, **options)
 
 
 @contextlib.contextmanager
@@ -170,9 +183,8 @@ def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
         yield Ranks()
         return
 
-    with sigterm_handled(_exit):
-        watch = _connect(device, timeout)
-        ranks = Processes(watch, batch_size)
+    with _ends_by_sigterm():
+        ranks = Processes(_connect(device, timeout), batch_size)
 
         try:
             if choose_device(device).type == "cuda":
@@ -180,21 +192,22 @@ def joined(device: str, batch_size: int, timeout: float) -> Iterator[Ranks]:
             yield ranks
             dist.barrier()
         except BaseException as error:
-            explanation = watch.explain(error)
+            if isinstance(error, Exception) and not isinstance(error, OtherRankError):
+                ranks.leave_word(error)
             if dist.get_backend() == "gloo":  # with NCCL, it could wait for an exchange that never ends
                 traceback.clear_frames(error.__traceback__)  # they hold the connections
-                ranks.close()
+                dist.destroy_process_group()  # so that the others notice at once that this rank has failed
             if ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                time.sleep(2 * BEAT)  # this process keeps the store, in which the others read what has failed
-            if explanation is error:
-                raise
-            raise explanation from error
-        watch.stop()
+                time.sleep(WORD_SECONDS)  # this process keeps the store, in which the others read what failed
+            if isinstance(error, ExchangeError):
+                # Ranks 0 and 1 say so, one of which may be the one that has ended.
+                raise OtherRankError(str(error), is_told=ranks.rank > 1) from error
+            raise
         dist.destroy_process_group()
 
 
-def _connect(device: str, timeout: float) -> Watch:
-    """Makes the default process group and the watch over it."""
+def _connect(device: str, timeout: float) -> Any:
+    """Makes the default process group, and returns a store for what the ranks tell each other besides."""
     if dist.is_initialized():
         raise InputError(
             "train: want to make the process group itself, but torch.distributed has one already"
@@ -203,7 +216,6 @@ def _connect(device: str, timeout: float) -> Watch:
     limit = timedelta(seconds=timeout)
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))
-        watch = Watch(PrefixStore("fastqt", store), rank, size, timeout)
         # What is on the host, such as objects and agreements, is exchanged without the GPU.
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
@@ -212,8 +224,7 @@ def _connect(device: str, timeout: float) -> Watch:
         raise InputError(
             f"the processes that torchrun started cannot reach each other: {one_line(error)}"
         ) from error
-    watch.start()
-    return watch
+    return PrefixStore("fastqt train", store)
 
 
 def _take_gpu() -> None:
@@ -223,6 +234,25 @@ def _take_gpu() -> None:
     torch.cuda.set_device(number)
 
 
+def _in_words(error: Exception) -> str:
+    return one_line(str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}", 1000)
+
+
+@contextlib.contextmanager
+def _ends_by_sigterm() -> Iterator[None]:
+    """A context in which SIGTERM, which torchrun sends once another rank has failed, raises SystemExit.
+
+    The main thread alone may set a handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def _exit(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM, which torchrun also sends after another rank has failed."""
     raise SystemExit(128 + number)

@@ -216,7 +216,7 @@ def test_ranks_with_different_settings_are_refused(pool, numbered, tmp_path):
     assert str(answers[2]) == "batch_size: want 20 as on rank 0, got 30"
     for answer in answers[:2]:
         assert isinstance(answer, OtherRankError)
-        assert str(answer) == "rank 2 has failed: batch_size: want 20 as on rank 0, got 30"
+        assert str(answer).endswith("rank 2 raised InputError: batch_size: want 20 as on rank 0, got 30")
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -264,7 +264,7 @@ def test_no_thread_of_the_process_group_outlives_a_training(numbered, tmp_path):
 TIMEOUT = 6
 WATCHED = {"word_dim": 4, "batch_size": 40, "context_size": 1, "report_every": 1, "checkpoint_every": 2}
 WATCHED |= {"valid_every": 2, "valid_batches": 1, "timeout": TIMEOUT}
-PROCESS = r"\(process \d+ on host \S+\)"
+GONE = "1 did not take part and left no word of why: ended, hung or late$"
 
 
 @pytest.fixture
@@ -290,18 +290,15 @@ ACTS = {
 @pytest.mark.parametrize(
     ("act", "failed", "place", "words"),
     [
-        ("raising", 1, "step", "^rank 1 has failed: ZeroDivisionError: for a test$"),
+        ("raising", 1, "step", "rank 1 raised ZeroDivisionError: for a test$"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("killed", 1, "step", rf"^rank 1 {PROCESS} has died or hangs$"),
-                ("killed", 1, "validate", rf"^rank 1 {PROCESS} has died"),
-                ("killed", 1, "save", rf"^rank 1 {PROCESS} has died or"),
-                ("killed", 0, "step", rf"^rank 0 {PROCESS} has died"),
-                ("killed", 0, "work", rf"^rank 0 {PROCESS} "),
+                *(("killed", 1, place, f"rank {GONE}") for place in ("step", "validate", "save")),
+                ("killed", 0, "step", "rank 0 did not take part"),
                 ("raising", 0, "work", "^rank 0 has failed: ZeroDivisionError: for"),
-                ("frozen", 1, "step", rf"^rank 1 {PROCESS} (has died|gave no sign)"),
-                ("slow", 1, "step", rf"^rank 1 {PROCESS} did not answer within 6 s"),
+                ("frozen", 1, "step", f"rank {GONE}"),
+                ("slow", 1, "step", f"rank {GONE}"),
             )
         ),
     ],
@@ -314,7 +311,7 @@ def test_a_rank_that_fails_ends_the_others_with_words(planted, tmp_path, own_poo
     for answer in others:
         with pytest.raises(OtherRankError, match=words):
             raise answer
-    # The user reads it once: from rank 0, or from the rank itself.
+    # The user reads it: from another rank, or from the rank itself.
     assert not all(answer.is_told for answer in others) or answers[failed] != DIED
     train(replace(config, valid=None), run, resume=True)
     assert read_progress(run / "checkpoint.safetensors").taken == 480
