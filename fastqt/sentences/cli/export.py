@@ -7,14 +7,14 @@ from typing import Any
 
 from fastqt.sentences.cli.kinds import path
 
-FORMATS = ("sentence-transformers", "onnx", "safetensors")
+FORMATS = ("sentence-transformers", "onnx")
 
 
 def add_parser(commands: Any) -> None:
     """Adds the command's options to the subparsers of `fastqt`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
-        help="write a model for sentence-transformers, as ONNX, or as safetensors",
+        help="write a model for sentence-transformers, or as ONNX",
         description="Writes the encoder of a trained model, its vocabulary and a model card. The vectors are "
         "those of fastqt embed.",
     )

@@ -155,6 +155,7 @@ def test_results_that_cannot_be_written_are_shown(model, reviews, tmp_path, caps
 
 
 def test_an_export_has_the_figures_of_an_evaluation(model, reviews, tmp_path, capsys):
+    pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
     pytest.importorskip("sklearn", reason="the extra eval is not installed")
     results = f"{model}/evaluation.json"
     assert main(["evaluate", model, "--data", reviews, "--json", results]) == 0
@@ -162,11 +163,11 @@ def test_an_export_has_the_figures_of_an_evaluation(model, reviews, tmp_path, ca
     assert f"| MR accuracy | {accuracy:.4f} |" in (tmp_path / "model/README.md").read_text()
     capsys.readouterr()
     out = tmp_path / "out"
-    words = ["export", model, "--format", "safetensors", "--out", str(out)]
+    words = ["export", model, "--format", "sentence-transformers", "--out", str(out)]
     assert main(words) == 0
-    assert capsys.readouterr().out == f"{out}: safetensors, vectors of width 16\n"
+    assert capsys.readouterr().out == f"{out}: sentence-transformers, vectors of width 16\n"
     card = (out / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: safetensors\n")
+    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert f"| MR accuracy | {accuracy:.4f} |" in card
     assert main([*words, "--raw", "--overwrite"]) == 0
 
@@ -183,6 +184,7 @@ def test_numbers_that_json_lacks_are_null():
 @pytest.mark.slow
 def test_what_commands_write_is_json(planted, reviews, tmp_path, capsys):
     """Of a training that finds no correlation, and an evaluation with figures that are not defined."""
+    pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
     dev, run = tmp_path / "dev.tsv", tmp_path / "run"
     dev.write_text("".join(f"g\t{n}\tplace1\tplace1\n" for n in range(4)))
     train = ("train", planted[0], "--out", str(run), *SMALL, "--keep-checkpoint")
@@ -202,7 +204,10 @@ def test_what_commands_write_is_json(planted, reviews, tmp_path, capsys):
     np.save(features, np.random.default_rng(0).normal(size=(600, 3)))
     shown = ("--features", str(features), "--captions", planted[0], "--epochs", "1")
     assert main(["retrieve", str(run), *shown, "--json", str(tmp_path / "retrieval.json")]) == 0
-    assert main(["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "export")]) == 0
+    assert (
+        main(["export", str(run), "--format", "sentence-transformers", "--out", str(tmp_path / "export")])
+        == 0
+    )
     assert main([*train[:3], str(tmp_path / "last"), *SMALL]) == 0  # without a checkpoint
 
     files = [path for path in tmp_path.rglob("*.json") if path.is_file()]

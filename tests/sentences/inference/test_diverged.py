@@ -46,7 +46,7 @@ ENCODE = [
     "evaluate MODEL --data . --tasks MR",
     "retrieve MODEL --features features.npy --captions text.txt --share 0.4",
 ]
-READ = [*ENCODE, "export MODEL --format safetensors --out new", "expand MODEL vectors.npz --out new"]
+READ = [*ENCODE, "export MODEL --format onnx --out new", "expand MODEL vectors.npz --out new"]
 
 
 @pytest.mark.parametrize(

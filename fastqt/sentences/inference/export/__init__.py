@@ -11,14 +11,12 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export.folder import check_folder, new_folder
 from fastqt.sentences.inference.export.library_folder import LIBRARY, library_usage, write_library_folder
 from fastqt.sentences.inference.export.onnx_file import onnx_usage, write_onnx
-from fastqt.sentences.inference.export.safetensors_folder import USAGE as SAFETENSORS_USAGE
-from fastqt.sentences.inference.export.safetensors_folder import write_safetensors
 from fastqt.sentences.inference.halves import halves_of
 from fastqt.sentences.runs.card import card_text, progress_of
 from fastqt.sentences.runs.checkpoint import CARD, CONFIG, write_text
 from fastqt.sentences.runs.config import TrainConfig
 
-FORMATS = (LIBRARY, "onnx", "safetensors")
+FORMATS = (LIBRARY, "onnx")
 
 
 def export_run(
@@ -26,9 +24,9 @@ def export_run(
 ) -> int:
     """Writes the encoder of a run as a directory in one of `FORMATS`; returns the width of its vectors.
 
-    The vectors are those that `fastqt embed` writes, with `normalize` as there. What was written in the first
-    two formats is loaded and compared with them before it takes its place. `out` is a new directory, or with
-    `overwrite` one that an earlier call wrote. It gets a model card, README.md, too.
+    The vectors are those that `fastqt embed` writes, with `normalize` as there. What was written is loaded
+    and compared with them before it takes its place. `out` is a new directory, or with `overwrite` one that an
+    earlier call wrote. It gets a model card, README.md, too.
     """
     run, out = Path(run), Path(out)
     if format not in FORMATS:
@@ -54,11 +52,8 @@ def export_run(
         if format == LIBRARY:
             write_library_folder(folder, run, encoder, config, normalize=normalize)
             usage = library_usage(config, halves)
-        elif format == "onnx":
+        else:
             write_onnx(folder, encoder, normalize=normalize)
             usage = onnx_usage(config)
-        else:
-            write_safetensors(folder, encoder, config, normalize=normalize)
-            usage = SAFETENSORS_USAGE
         write_text(folder / CARD, card_text(run, encoder.model, progress, usage))
     return encoder.model.embedding_dim

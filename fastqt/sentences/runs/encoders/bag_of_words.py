@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +19,3 @@ class BagOfWordsForm(EncoderForm[BagOfWords]):
 
     def vectors(self, encoder: BagOfWords, tokens: Tensor, valid: Tensor) -> Tensor:
         return (F.embedding(tokens, encoder.embedding.weight) * valid.unsqueeze(2)).sum(1)
-
-    def description(self, encoder: BagOfWords) -> dict[str, Any]:
-        return {"kind": "sum of word vectors"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -33,10 +32,6 @@ class ChannelsForm(EncoderForm[Combine]):
 
     def graph(self, encoder: Combine) -> nn.Module:
         return CombineGraph(encoder)
-
-    def parts(self, name: str, encoder: Combine) -> Iterator[tuple[str, Encoder]]:
-        for number, each in enumerate(_channels(encoder)):
-            yield from form_of(each).parts(f"{name}.encoders.{number}", each)
 
 
 class CombineGraph(nn.Module):

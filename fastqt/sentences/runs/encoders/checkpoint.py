@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +31,3 @@ class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
             input_ids=torch.where(valid, tokens, padding), attention_mask=(valid | blank).long()
         )
         return torch.where(blank, 0.0, encoder.pooled(output, valid))
-
-    def description(self, encoder: HuggingFaceEncoder) -> dict[str, Any]:
-        return {"kind": "checkpoint", "pooling": encoder.pooling}
-
-    def weights(self, encoder: HuggingFaceEncoder, folder: Path) -> dict[str, Tensor]:
-        """None: they have a directory of their own, as `transformers` writes it."""
-        encoder.save(folder)
-        return {}

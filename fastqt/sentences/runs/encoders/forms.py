@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ E = TypeVar("E", bound=Encoder)
 
 
 class EncoderForm(Generic[E]):
-    """Of these methods every form has `build`, `description`, and either `vectors` or `graph`."""
+    """Of these methods every form has `build`, and either `vectors` or `graph`."""
 
     def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> E:
         """A freshly initialised encoder, on the CPU; for the arguments see `build_model`."""
@@ -37,22 +36,6 @@ class EncoderForm(Generic[E]):
         Tokens (B, L) are 0 as padding, and `valid` (B, L) says where words are.
         """
         raise NotImplementedError
-
-    def description(self, encoder: E) -> dict[str, Any]:
-        """What the encoder computes, in the words of encoder.json."""
-        raise NotImplementedError
-
-    def weights(self, encoder: E, folder: Path) -> dict[str, Tensor]:
-        """The encoder's weights under torch.nn's names, unless they are written to a directory of their own.
-
-        Frozen word vectors that two encoders share are in the file once for each of them.
-        """
-        table: Any = encoder.embedding
-        return {**encoder.state_dict(), "embedding.weight": table.weight.detach().clone()}
-
-    def parts(self, name: str, encoder: E) -> Iterator[tuple[str, Encoder]]:
-        """The encoders whose vectors stand beside each other in an encoder's, by their names in its model."""
-        yield name, encoder
 
 
 class Graph(nn.Module):

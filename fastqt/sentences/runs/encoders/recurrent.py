@@ -25,11 +25,6 @@ class GRUForm(EncoderForm[GRUEncoder]):
     def graph(self, encoder: GRUEncoder) -> nn.Module:
         return RecurrentGraph("GRU", encoder, linear_before_reset=int(encoder.recurrent.reset_after))
 
-    def description(self, encoder: GRUEncoder) -> dict[str, Any]:
-        layer = encoder.recurrent
-        cell = "reset-after" if layer.reset_after else "reset-before"
-        return {"kind": "GRU", "cell": cell, "bidirectional": layer.bidirectional}
-
 
 class LSTMForm(EncoderForm[LSTMEncoder]):
     def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> LSTMEncoder:
@@ -37,9 +32,6 @@ class LSTMForm(EncoderForm[LSTMEncoder]):
 
     def graph(self, encoder: LSTMEncoder) -> nn.Module:
         return RecurrentGraph("LSTM", encoder)
-
-    def description(self, encoder: LSTMEncoder) -> dict[str, Any]:
-        return {"kind": "LSTM", "bidirectional": encoder.recurrent.bidirectional}
 
 
 def _shared(config: TrainConfig) -> dict[str, Any]:

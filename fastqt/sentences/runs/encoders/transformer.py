@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +14,6 @@ from fastqt.nn import Transformer
 from fastqt.nn.transformer import TransformerLayer
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders.forms import EncoderForm
-
-# Parts of the names of the Transformer's weights, and what nn.TransformerEncoder calls them.
-NAMES = (
-    (r"^norm\.", "encoder.norm."),
-    (r"^layers\.", "encoder.layers."),
-    (r"attention_norm\.", "norm1."),
-    (r"feedforward_norm\.", "norm2."),
-    (r"query_key_value\.", "self_attn.in_proj_"),
-    (r"\.output\.", ".self_attn.out_proj."),
-    (r"expand\.", "linear1."),
-    (r"contract\.", "linear2."),
-)
 
 
 class TransformerForm(EncoderForm[Transformer]):
@@ -65,19 +51,6 @@ class TransformerForm(EncoderForm[Transformer]):
         counted = valid.unsqueeze(2).to(words.dtype)
         result: Tensor = (encoder.norm(words) * counted).sum(1) / counted.sum(1).clamp(min=1)
         return result
-
-    def description(self, encoder: Transformer) -> dict[str, Any]:
-        first = cast("TransformerLayer", encoder.layers[0])
-        sizes = {"layers": len(encoder.layers), "heads": first.heads}
-        return {"kind": "Transformer", **sizes, "feedforward": first.expand.out_features}
-
-    def weights(self, encoder: Transformer, folder: Path) -> dict[str, Tensor]:
-        renamed = {}
-        for name, tensor in super().weights(encoder, folder).items():
-            for old, new in NAMES:
-                name = re.sub(old, new, name)
-            renamed[name] = tensor
-        return renamed
 
 
 def _layer(layer: TransformerLayer, words: Tensor, attended: Tensor) -> Tensor:
