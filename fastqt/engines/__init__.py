@@ -28,6 +28,7 @@ __all__ = [
     "choose",
     "requested",
     "show_config",
+    "usual",
 ]
 
 # In the order in which they are tried.
@@ -70,6 +71,17 @@ def choose(backend: str | None, p: AnyProblem, dtype: torch.dtype) -> Engine:
             f"{origin}: {name!r} is not available: {reason}; without one the best that works is taken"
         )
     return ENGINES[name]
+
+
+def usual(backend: str | None, device: torch.device, dtype: torch.dtype) -> Engine:
+    """The engine for problems of a device and a dtype that need nothing more: the first that computes there.
+
+    `choose` may find another one for a problem that this one does not take.
+    """
+    name = "triton" if is_described() else requested(backend)
+    if name in ENGINES:
+        return ENGINES[name]
+    return next(x for x in ENGINES.values() if x.why_not(None, device, dtype) is None)
 
 
 def show_config() -> None:

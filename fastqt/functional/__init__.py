@@ -108,9 +108,9 @@ def contrastive_loss(
         matryoshka: the loss is the sum of those of the first so many columns of all embeddings, such as
             (256, 128, 64), at most D; with `normalize` each of these prefixes counts at norm 1. Weights for
             them are given by `fastqt.Matryoshka(dims, weights)`.
-            All prefixes together take the matrix products of one loss of the widest, on a GPU and beside
+            All prefixes together take the matrix products of one loss of the widest on a CPU, beside
             `row_negatives` by backend="torch". With distances, `Mixed`, several cells that a row has alone,
-            or a ring of ranks, each prefix is a loss of its own.
+            or a ring of ranks, and in a GPU's kernels, each prefix is a loss of its own.
         reduction: "mean" over all N rows, those without targets included, where `F.cross_entropy` divides by
             the number of rows that have a label; "mean_of_targets": over the rows that have targets, as
             there; "sum", or "none".

@@ -9,9 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fastqt.devices import product_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.collectives import nothing
 from fastqt.distributed.shards import Shards
+from fastqt.engines import usual
+from fastqt.engines.features import MATRYOSHKA
 from fastqt.functional.call import LEAVES, Call, Completion, call_of
 from fastqt.functional.euclidean import in_products, moments
 from fastqt.functional.false_negatives import with_thresholds
@@ -20,8 +23,9 @@ from fastqt.functional.ranks import gathered, loss_of_ring, takes_ring
 from fastqt.functional.row_cells import joins_cells, one_cell_a_row
 from fastqt.loss import Arguments
 from fastqt.negatives import Mixed
-from fastqt.options import Reduction
+from fastqt.options import Backend, Reduction
 from fastqt.targets import TargetRows
+from fastqt.torch_modes import input_dtype
 
 
 def loss_of(arguments: Arguments, link: str) -> Tensor:
@@ -58,7 +62,22 @@ def _takes_one_walk(batch: Batch, call: Call) -> bool:
         return False
     if call.similarity == "euclidean" or isinstance(call.row_negatives, Mixed) or joins_cells(call):
         return False
-    return not (isinstance(batch, Shards) and takes_ring(batch, call))
+    if isinstance(batch, Shards) and takes_ring(batch, call):
+        return False
+    return _has_a_walk_of_prefixes(call.queries, call.backend)
+
+
+def _has_a_walk_of_prefixes(queries: Tensor, backend: Backend | None) -> bool:
+    """Whether what computes on a device takes several prefixes at once, and in the dtype of a single one.
+
+    The kernels of GPUs take one prefix at a time. That is several times as fast as a walk over all of them
+    in torch's operations, whose running sums are float32, where a GPU multiplies 16 bits by matrix units.
+    """
+    dtype = input_dtype(queries)
+    engine = usual(backend, queries.device, dtype)
+    if MATRYOSHKA not in engine.takes:
+        return False
+    return queries.is_cpu or engine.eager or product_dtype(queries.device, dtype).itemsize > 2
 
 
 def _loss_of_batch(batch: Batch, call: Call, kind: Hashable | None) -> Tensor:

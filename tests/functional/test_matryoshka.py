@@ -1,6 +1,7 @@
 """Losses of several prefixes of the embeddings: their sum, in the products of one loss."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fastqt.engines.chunked import walk
 from fastqt.engines.chunked.prefixes import PrefixWalk
 from fastqt.engines.cpu import contrastive
 from tests.shared.cases import CASES, Case
-from tests.shared.tolerances import FLOAT64, REORDERED, UNIT_ROUNDOFF, relative
+from tests.shared.tolerances import FLOAT32, FLOAT64, REORDERED, UNIT_ROUNDOFF, relative
 
 DIMS, WEIGHTS = (1, 2, 5), (1.0, 0.5, 3.0)  # The last of the D = 6 columns is in no prefix.
 OPTIONS = {"matryoshka": fastqt.Matryoshka(DIMS, WEIGHTS)}
@@ -235,14 +236,19 @@ def test_prefixes_in_any_order_are_the_same():
     )
 
 
-def test_an_engine_without_them_is_left_out_and_says_so():
-    x = torch.randn(6, 4)
-    without = [name for name in ENGINES if name not in BACKENDS]
-    for name in without:
-        with pytest.raises(ValueError, match=f"^backend: '{name}' is not available"):
-            fastqt.info_nce_loss(x, x, matryoshka=(2, 4), backend=name)
-    assert "torch" in BACKENDS
-    assert "reference" in BACKENDS
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_an_engine_without_them_computes_one_prefix_after_the_other(link):
+    assert {"cpu", "torch", "reference"} <= set(BACKENDS)
+    assert "triton" not in BACKENDS
+    loss = fastqt.info_nce_loss if link == "softmax" else partial(fastqt.siglip_loss, bias=-1.0)
+    found = []
+    for name in ("triton", "reference"):
+        both = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+        x, y = (each.clone().requires_grad_() for each in both)
+        value = loss(x, y, scale=3.0, matryoshka=(2, 5, 8), backend=name)
+        found.append([value.detach(), *torch.autograd.grad(value, (x, y))])
+    for one, other in zip(*found, strict=True):
+        assert relative(one, other) < FLOAT32
 
 
 JOINED = {

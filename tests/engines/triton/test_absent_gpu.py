@@ -151,6 +151,7 @@ def rectangle(given: Given, pairs: bool, reduction: str, memory: str | int) -> T
 
 released = partial(of_views, fastqt.mixcse_loss, form="released")
 
+PREFIXES = (16, 32, 64)
 RANKING = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 LOSSES: dict[str, Loss] = {
@@ -180,6 +181,8 @@ LOSSES: dict[str, Loss] = {
     "GLOSS, bags of words": bags_of_words,
     "negatives": partial(with_negatives, fastqt.contrastive_loss),
     "InfoNCE with negatives": partial(with_negatives, fastqt.info_nce_loss),  # of cosines
+    "prefixes": of_views(fastqt.info_nce_loss, matryoshka=PREFIXES),
+    "prefixes of CLIP": of_views(fastqt.clip_loss, scale=20.0, matryoshka=PREFIXES),
     "SimCSE": of_views(fastqt.simcse_loss),
     "SimCSE with hard negatives": of_views(fastqt.simcse_loss, 3, hard_negative_weight=0.3),
     "ranking in all directions": of_views(
