@@ -1,6 +1,7 @@
 """Matrix products by the native extension on a CPU where its own are used, and by torch elsewhere.
 
-The engine of torch operations, and those of GPUs, multiply by `fastqt.engines.products`.
+The engine of torch operations, and those of GPUs, multiply by `fastqt.engines.products`. Losses in plain
+PyTorch use `multiply_read`, which is both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from fastqt.engines import ops
+from fastqt.engines import ops, products
 from fastqt.torch_modes import cpu_rounds_float32
 
 
@@ -50,3 +51,20 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False, bfloat16: 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a b, of two matrices of one dtype."""
     return multiply(a.new_empty(len(a), b.shape[1]), a, b)
+
+
+def multiply_read(out: Tensor, a: Tensor, b: Tensor, dtype: str, *, add: bool = False) -> Tensor:
+    """As `multiply`, of factors that are read in a dtype: "float16", "bfloat16", or else their own.
+
+    Factors of 16 bits are added up in float32, the dtype of all three tensors.
+    """
+    read = getattr(torch, dtype)
+    if read.itemsize != 2:
+        return multiply(out, a, b, add=add)
+    products.multiply(out, a.to(read), b.to(read), add=add)
+    return out
+
+
+def product_read(a: Tensor, b: Tensor, dtype: str) -> Tensor:
+    """a b, as `multiply_read` has it."""
+    return multiply_read(a.new_empty(len(a), b.shape[1]), a, b, dtype)

@@ -12,10 +12,10 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.arguments import Argument, OwnRows, Positive, Rows, Scale
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.devices import accumulation_dtype
+from fastqt.devices import accumulation_dtype, product_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
-from fastqt.engines.own_products import multiply, product
+from fastqt.engines.own_products import multiply_read, product_read
 from fastqt.fields import Differentiable
 from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
@@ -26,6 +26,9 @@ Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in 
 
 # Of the student and of the teacher each; on a CPU what is computed from them stays near the caches.
 CHUNK_SCORES, CPU_CHUNK_SCORES = 2**21, 2**18
+# float16 holds this many times P - T, and what is smaller keeps its digits down to 4e-9.
+FLOAT16_SPREAD = 2.0**15
+LEAST = 1e-30  # that float32 can be divided by
 
 
 TeacherQueries = Annotated[Tensor, Argument(like="queries")]
@@ -96,8 +99,10 @@ def distillation_loss(
         sides = [x.to(dtype) for x in (queries, columns, teacher_queries.detach(), teacher_columns)]
         if normalize:
             sides = [F.normalize(x, dim=1) for x in sides]
-        f, g, teacher_f, teacher_g = sides
-        p = DistillationProblem(f, g, scale, teacher_scale * teacher_f, teacher_g, cross_entropy)
+        reads = [
+            str(product_dtype(x.device, x.dtype)).removeprefix("torch.") for x in (queries, teacher_queries)
+        ]
+        p = DistillationProblem(*sides[:2], scale, *sides[2:], float(teacher_scale), cross_entropy, *reads)
         return autograd.loss_of(p, part, DISTILLATION, call.function)
 
     return batch.loss(reduction, (queries, columns, scale), losses)
@@ -118,9 +123,12 @@ class DistillationProblem(Differentiable):
     queries: Tensor  # (N, D)
     candidates: Tensor  # (M, D)
     scale: float | Tensor  # ()
-    teacher_queries: Tensor  # (N, D'), already scaled
+    teacher_queries: Tensor  # (N, D')
     teacher_candidates: Tensor  # (M, D')
+    teacher_scale: float
     cross_entropy: bool  # the loss is not less by the teacher's entropy
+    reads: str  # the dtype in which products read what the student has: of 16 bits where that is as exact
+    teacher_reads: str  # and what the teacher has
 
     needs_type: ClassVar[type[DistillationNeeds]] = DistillationNeeds
 
@@ -136,28 +144,42 @@ def _walk(
     d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
     d_scale = p.queries.new_zeros((), dtype=dtype) if needs.scale else None
 
+    # P - T is read as a number of about 1, and the weights of rows beside the largest of them.
+    spread = FLOAT16_SPREAD if p.reads == "float16" else 1.0
+    largest = None if row_weights is None else row_weights.abs().amax().clamp(min=LEAST)
+
     size = max((CPU_CHUNK_SCORES if p.queries.is_cpu else CHUNK_SCORES) // M, 1)
     for begin in range(0, N, size):
         rows = slice(begin, min(begin + size, N))
-        scaled = scale * p.queries[rows]
         with without_autocast(p.queries):
-            log_P = product(scaled, p.candidates.T).log_softmax(1)
-            log_T = product(p.teacher_queries[rows], p.teacher_candidates.T).log_softmax(1)
+            scores = product_read(p.queries[rows], p.candidates.T, p.reads)
+            of_teacher = product_read(p.teacher_queries[rows], p.teacher_candidates.T, p.teacher_reads)
+        log_P, log_T = (scale * scores).log_softmax(1), of_teacher.mul_(p.teacher_scale).log_softmax(1)
         losses[rows], d_scores = _divergence(log_T, log_P)
         if p.cross_entropy:
             losses[rows] -= (log_T.exp() * log_T).sum(1, dtype=dtype)
-        if row_weights is None:
+        if row_weights is None or largest is None:
             continue
 
-        d_scores *= row_weights[rows, None].to(d_scores.dtype)
+        d_scores *= spread
+        shares = (row_weights[rows, None] / largest).to(d_scores.dtype)
         with without_autocast(p.queries):
             if d_candidates is not None:
-                multiply(d_candidates, d_scores.T, scaled, add=True)
-            of_scaled = product(d_scores, p.candidates) if needs.queries or needs.scale else None
-        if d_scale is not None and of_scaled is not None:
-            d_scale += (of_scaled * p.queries[rows]).sum(dtype=dtype)
-        if d_queries is not None and of_scaled is not None:
-            d_queries[rows] = of_scaled.mul_(scale)
+                multiply_read(d_candidates, d_scores.T, shares * p.queries[rows], p.reads, add=True)
+            if not needs.queries and not needs.scale:
+                continue
+            of_rows = product_read(d_scores, p.candidates, p.reads).mul_(shares)
+        if d_scale is not None:
+            d_scale += (of_rows * p.queries[rows]).sum(dtype=dtype)
+        if d_queries is not None:
+            d_queries[rows] = of_rows
+
+    if largest is not None:
+        unit = largest / spread  # of what is summed
+        d_scale = None if d_scale is None else d_scale * unit
+        for gradient in (d_queries, d_candidates):
+            if gradient is not None:
+                gradient *= (scale * unit).to(gradient.dtype)
     return losses, (d_queries, d_candidates, d_scale)
 
 

@@ -21,11 +21,11 @@ from fastqt import autograd
 from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
 from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import check_mask, check_paired, check_tensor, require
-from fastqt.devices import accumulation_dtype
+from fastqt.devices import accumulation_dtype, product_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
-from fastqt.engines.own_products import product
+from fastqt.engines.own_products import product_read
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask, OfIds
 from fastqt.fields import Differentiable
 from fastqt.loss import Arguments, loss
@@ -125,7 +125,8 @@ def maxsim_loss(
     first, so the same inputs give the same bits.
 
     Args:
-        queries: (N, Tq, D) floating point; float16 and bfloat16 are computed in float32.
+        queries: (N, Tq, D) floating point; products of float16 and bfloat16 are added up in float32, and
+            gradients too. On a GPU these products read tokens of norm 1 rounded to 16 bits.
         documents: (M, Td, D) with M >= N, dtype and device as `queries`.
         query_mask, document_mask: (N, Tq) and (M, Td) bool, as an attention mask: True where there is a
             token, False for padding, whose values do not count. By default all are tokens. A query without
@@ -179,6 +180,7 @@ def maxsim_loss(
             bias,
             excluded,
             batch.first("documents"),
+            str(product_dtype(queries.device, queries.dtype)).removeprefix("torch."),
         )
         return autograd.loss_of(p, part, MAXSIM, call.function)
 
@@ -241,6 +243,7 @@ class MaxSimProblem(Differentiable):
     bias: Tensor | None  # (M, U), 0, or minus infinity where there is no token
     excluded: Tensor | None  # (N, M) bool, the cells that leave the softmax unless they are positives
     first: int  # the document of the first query; those of the others follow
+    reads: str  # the dtype in which products read tokens: of 16 bits where that is as exact
 
     needs_type: ClassVar[type[MaxSimNeeds]] = MaxSimNeeds
 
@@ -306,7 +309,7 @@ def _maxima(
     for tile in _slices(M, max(room.tile // (R * U), 1)):
         columns = p.documents[tile].reshape(-1, D).T
         with without_autocast(tokens):
-            products = product(tokens, columns)
+            products = product_read(tokens, columns, p.reads)
         if p.bias is not None:
             products += p.bias[tile].flatten()
         products = products.view(R, -1, U)
