@@ -176,7 +176,6 @@ def _train(corpus: list[str], out: str, resume: bool, profile: str | None, **set
 
 def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
     from fastqt.sentences.runs.checkpoint import CHECKPOINT
-    from fastqt.sentences.runs.optimiser_options import measure_of_best
     from fastqt.sentences.train.summary import closing_table, diagnoses, next_commands, speed
 
     if not outcome.taken:
@@ -184,7 +183,7 @@ def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
         kept = f"; with a higher {options} it goes on" if Path(out, CHECKPOINT).exists() else ""
         print(f"{out}: finished already, after {outcome.step} steps{kept}")
         return
-    measure = measure_of_best(config)
+    measure = config.measure_of_best
     print(f"{out}: trained, {outcome.step} steps")
     if outcome.stalled:
         print(f"It has stopped early: {measure} was no better in its last {config.early_stop} validations.")

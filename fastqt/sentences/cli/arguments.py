@@ -5,40 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import Field, fields
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
 from fastqt.sentences.cli import analogy, check, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.inference import add_inference
-from fastqt.sentences.cli.kinds import Appended, add_device, add_value, several
+from fastqt.sentences.cli.kinds import add_device, add_value
 from fastqt.sentences.cli.kinds import integer as _integer
 from fastqt.sentences.cli.kinds import number as _number
 from fastqt.sentences.cli.kinds import path as _path
-from fastqt.sentences.cli.kinds import two_numbers as _two_numbers
-from fastqt.sentences.runs.config import CHANGEABLE_ON_RESUME, MOVABLE
-from fastqt.sentences.runs.train_settings import GROUPS
+from fastqt.sentences.cli.training import add_training, narrow
 
 BAD_INPUT = 2  # exit status; argparse uses the same
-
-
-# How the value of a field of TrainConfig is read, and what stands for it in the help text.
-KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (_integer, "N"),
-    "float": (_number, "X"),
-    "str": (str, "X"),
-    "tuple[float, float]": (_two_numbers, "X,X"),
-    "tuple[int, ...]": (several(_integer), "N,N"),
-    "tuple[float, ...]": (several(_number), "X,X"),
-    "tuple[str, ...]": (several(str), "X,X"),
-}
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors take one line, without the usage text, and name the option that was meant."""
 
     _words: Sequence[str] = ()  # the arguments of the command that this parser reads
+    # Has its help depend on these arguments.
+    narrow: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
     def error(self, message: str) -> NoReturn:
         hint = meant(self._words, self._option_string_actions)
@@ -65,6 +52,8 @@ class _Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         """Writes the help text. argparse would ignore an error once the text is longer than a buffer."""
+        if self.narrow is not None:
+            self.narrow(self, self._words)
         (file or sys.stdout).write(self.format_help())
 
 
@@ -129,11 +118,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="X.json",
         help="write a trace of some steps to this file, for ui.perfetto.dev or chrome://tracing",
     )
-    for title, settings in GROUPS.items():
-        group = train.add_argument_group(title)
-        for setting in fields(settings):
-            if setting.name != "corpus":
-                _add_option(group, setting)
+    add_training(train)
+    train.narrow = narrow
 
     embed = commands.add_parser(
         "embed",
@@ -259,52 +245,3 @@ def build_parser() -> argparse.ArgumentParser:
 
     commands.add_parser("config", help="show versions and backends")
     return parser
-
-
-def _add_option(parser: argparse._ArgumentGroup, setting: Field[Any]) -> None:
-    """Adds the option for a field of TrainConfig.
-
-    The parsed result contains it only if it was given, because --resume keeps the stored value of all others.
-    """
-    name, default, metadata = setting.name, setting.default, setting.metadata
-    help = metadata["help"]
-    if default is not None and "default" not in help:
-        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        help = f"{help} (default: {shown})"
-
-    if setting.type == "bool":
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            action=argparse.BooleanOptionalAction,
-            default=argparse.SUPPRESS,
-            help=metadata["help"],
-        )
-        return
-
-    if name == "teacher":
-        parser.add_argument(
-            "--teacher", action=Appended, type=_path, default=argparse.SUPPRESS, help=help, metavar="X.npy"
-        )
-        return
-
-    kind, letter = KINDS[str(setting.type).removesuffix(" | None")]
-    # Of several values, the settings check each.
-    choices = None if str(setting.type).startswith("tuple") else metadata["choices"] or None
-    parser.add_argument(
-        f"--{name.replace('_', '-')}",
-        type=kind,
-        choices=choices,
-        default=argparse.SUPPRESS,
-        help=help,
-        metavar=None if choices else "FILE" if name in ("valid", "dev", "vocabulary", "vectors") else letter,
-    )
-    if name in CHANGEABLE_ON_RESUME - MOVABLE and str(setting.type).endswith("| None"):
-        flag = name.replace("_", "-")
-        parser.add_argument(
-            f"--no-{flag}",
-            dest=name,
-            action="store_const",
-            const=None,
-            default=argparse.SUPPRESS,
-            help=f"resume a run without the --{flag} that it had",
-        )

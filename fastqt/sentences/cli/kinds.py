@@ -33,19 +33,14 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
 
 
-def two_numbers(text: str) -> tuple[float, ...]:
-    """Two numbers with a comma between them."""
-    numbers = tuple(map(number, text.split(",")))
-    if len(numbers) != 2:
-        raise argparse.ArgumentTypeError(f"want two numbers with a comma between them, got {text!r}")
-    return numbers
-
-
-def several(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Values of a kind with commas between them."""
+def several(kind: Callable[[str], Any], count: int | None = None) -> Callable[[str], tuple[Any, ...]]:
+    """Values of a kind with commas between them, as many as `count` if that is given."""
 
     def values(text: str) -> tuple[Any, ...]:
-        return tuple(kind(each.strip()) for each in text.split(","))
+        read = tuple(kind(each.strip()) for each in text.split(","))
+        if count is not None and len(read) != count:
+            raise argparse.ArgumentTypeError(f"want {count} values with commas between them, got {text!r}")
+        return read
 
     return values
 

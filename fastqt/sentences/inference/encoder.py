@@ -17,8 +17,14 @@ from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_model, load_model, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
-from fastqt.sentences.runs.model import Model, build_model, choose_device, model_digest, outline
-from fastqt.sentences.runs.pairs_model import prompts_of
+from fastqt.sentences.runs.model import (
+    Model,
+    build_model,
+    choose_device,
+    model_digest,
+    outline,
+    prompts_of,
+)
 from fastqt.sentences.runs.tensor_files import open_tensors
 from fastqt.sentences.text import Encoded, Lexicon, Prompts, pad
 
@@ -113,8 +119,7 @@ def _fitting_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, tr
     """
     if not trained:
         return build_model(config, len(vocabulary), pretrained=False)
-    is_gloss = config.model.startswith("gloss")
-    sentences = stored_shape(directory / MODEL, "latents")[0] if is_gloss else 0
+    sentences = 0 if config.kind.encodes else stored_shape(directory / MODEL, "latents")[0]
     _check_layers(vocabulary, directory)
     check_model(directory / MODEL, outline(config, len(vocabulary), sentences=sentences).state_dict())
     return build_model(config, len(vocabulary), sentences=sentences, pretrained=False)

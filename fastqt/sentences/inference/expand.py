@@ -16,11 +16,13 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.runs.run_files import RUN_FILES
-from fastqt.sentences.runs.skip_thoughts import OUTPUTS
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.expansion import expand_table, expand_vocabulary
 from fastqt.sentences.text.vectors import WordRows
 from fastqt.sentences.text.vocabulary import UNKNOWN
+
+# The tables of a skip-thoughts model with a row for each word, beside the encoder's word vectors.
+OUTPUTS = ("previous.output", "next.output")
 
 
 def check_holds_no_model(out: Path) -> None:
@@ -63,7 +65,7 @@ def _add_words(directory: Path, words: Sequence[str], vectors: NDArray[np.floati
     check_holds_no_model(out)
     encoder = SentenceEncoder.load(directory, "cpu")
     config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
-    if not isinstance(vocabulary, Vocabulary) or config.model.startswith("gloss"):
+    if not isinstance(vocabulary, Vocabulary) or not config.kind.encodes:
         kind = config.model if config.vocabulary is None else f"{config.model} with the vocabulary of a file"
         raise InputError(f"{directory}: want a model with word vectors of its own, got {kind}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.json_text import has_type, read_object
+from fastqt.sentences.options.option import options_of
+from fastqt.sentences.options.training import RunOptions
 from fastqt.sentences.runs.checkpoint import (
     CARD,
     CHECKPOINT,
@@ -28,13 +30,11 @@ from fastqt.sentences.runs.checkpoint import (
     read_progress,
     write_text,
 )
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
 from fastqt.sentences.runs.digests import joined_digest
 from fastqt.sentences.runs.metrics_file import read_metrics
 from fastqt.sentences.runs.model import Model, model_digest
-from fastqt.sentences.runs.optimiser_options import DEV_MEASURE, measure_of_best
 from fastqt.sentences.runs.progress import Progress, read_finished
-from fastqt.sentences.runs.run_settings import RunSettings
 from fastqt.sentences.text.reader import STDIN
 
 STAMP = "<!-- fastqt wrote this page, and writes it anew while this stamp fits it: "  # then its CRC-32
@@ -160,22 +160,24 @@ def _data(config: TrainConfig, progress: Progress | None) -> str:
 
 def _options(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """The options but for those that do not change the model."""
-    of_the_run = {each.name for each in fields(RunSettings)}
-    for setting in fields(config):
-        value = getattr(config, setting.name)
-        if setting.name == "corpus" or setting.name in of_the_run or value in (None, setting.default):
-            continue
-        is_text = setting.name.endswith("prompt")  # which may have slashes, and is no path
-        shown = value if is_text else _shown(value)
-        yield f"`--{setting.name.replace('_', '-')}`", f"`{shown}`"
+    of_the_run = {"corpus", *options_of(RunOptions)}
+    for name, each in options_of(TrainConfig).items():
+        value = getattr(config, name)
+        default = None if each.varies else each.default
+        if (
+            name not in of_the_run
+            and value not in (None, default)
+            and (config.kind.has(name) or name == "model")
+        ):
+            yield f"`{each.flag}`", f"`{_shown(value, is_path=bool(each.file))}`"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, *, is_path: bool) -> str:
     """A value as on a command line; of a path only the name, because a card is published."""
     if isinstance(value, tuple):
-        return ",".join(map(_shown, value))
-    if isinstance(value, str):
-        return Path(value).name or value
+        return ",".join(_shown(each, is_path=is_path) for each in value)
+    if is_path:
+        return Path(value).name or str(value)
     return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -185,7 +187,7 @@ def _figures(directory: Path, config: TrainConfig) -> list[str]:
     if not lines:
         return []
 
-    kept, which = _best(lines, measure_of_best(config)), "the best one on held-out data, which was kept"
+    kept, which = _best(lines, config.measure_of_best), "the best one on held-out data, which was kept"
     if kept is None:
         kept, which = lines[-1], "the last report"
     rows = [

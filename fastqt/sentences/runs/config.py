@@ -1,37 +1,83 @@
-"""The settings of a training, stored as the run's config.json.
-
-They are declared in train_settings.py, and combinations.py says which of them go together.
-"""
+"""The settings of a training, stored as the run's config.json, and the model kinds that it may name."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import read_object, to_json
-from fastqt.sentences.runs.combinations import check_combination
-from fastqt.sentences.runs.optimiser_options import check_same_end
-from fastqt.sentences.runs.pairs_options import check_same_teacher
-from fastqt.sentences.runs.train_settings import TrainSettings
-from fastqt.sentences.runs.views_options import check_same_files
+from fastqt.sentences.json_text import NAMES, read_object, to_json
+from fastqt.sentences.kinds import context, gloss, pairs, views
+from fastqt.sentences.kinds.kind import Kind
+from fastqt.sentences.options.combinations import check_combination
+from fastqt.sentences.options.option import check_options, option, options_of
 
 FORMAT = 1  # version of the format of config.json and of the checkpoint
 LARGEST_FILE = 1 << 20  # bytes of a config.json
+WORD_DIM = 300  # where no pre-trained word vectors have a width of their own
+ADAMW_DECAY = 0.01  # torch's own
+
+# The figures of metrics.jsonl that tell which model is the best.
+DEV_MEASURE, LOSS_MEASURE = "dev_spearman", "validation_loss"
+
+# A new kind has its options, its model and its entry in a module of fastqt/sentences/kinds, and its objective
+# in one of fastqt/sentences/train. Here it stands among the entries, and its options among the bases below.
+ENTRIES: tuple[Kind[Any], ...] = (*context.KINDS, *views.KINDS, *pairs.KINDS, *gloss.KINDS)
+KINDS = {kind.name: kind for kind in ENTRIES}
 
 
 @dataclass(frozen=True)
-class TrainConfig(TrainSettings):
+class TrainConfig(gloss.GlossPosOptions, pairs.PairsOptions, views.MixOptions, context.QuickThoughtsOptions):
     """The settings of a training, which go together; the help text of each option says what it is.
 
-    `corpus` is paths of the text files and tables, which are read in this order.
+    `corpus` is paths of the text files and tables, which are read in this order. The defaults are those of
+    each model's source.
     """
 
+    title: ClassVar = "model"
+
+    model: str = option("quickthoughts", "what to train", choices=tuple(KINDS))
+
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not self.corpus:
+            raise InputError("corpus: want at least one file, got none")
+        check_options(self)
+        self._take_defaults()
+        self._check_foreign()
         check_combination(self)
+        self.kind.check_common(self)
+        self.kind.check(self)
+
+    @property
+    def kind(self) -> Kind[Any]:
+        """The entry of the model kind."""
+        return KINDS[self.model]
+
+    def _take_defaults(self) -> None:
+        """Gives the options that have no value yet the defaults of the model kind and the encoder."""
+        if self.encoder is None:
+            object.__setattr__(self, "encoder", self.kind.default("encoder"))
+        for name in options_of(self.kind.options):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.kind.default(name, self.encoder))
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", ADAMW_DECAY if self.optimizer == "adamw" else 0.0)
+        if self.vectors is None and self.word_dim is None:
+            object.__setattr__(self, "word_dim", WORD_DIM)
+
+    def _check_foreign(self) -> None:
+        """Refuses the options of other model kinds than this one."""
+        for name, each in options_of(TrainConfig).items():
+            value = getattr(self, name)
+            if self.kind.has(name) or name == "model":
+                continue
+            if value is None:
+                object.__setattr__(self, name, each.default)
+            elif value != each.default:
+                owners = " or ".join(kind.name for kind in KINDS.values() if kind.has(name))
+                raise InputError(f"{name}: want it with model {owners} alone, got {value!r:.100}")
 
     def to_json(self) -> str:
         """The settings as the text of config.json."""
@@ -54,17 +100,16 @@ class TrainConfig(TrainSettings):
 
         if missing := [name for name, value in (("format", number), ("fastqt", written_by)) if value is None]:
             raise InputError(f"{path} is not the config.json of a training run: {missing[0]} is missing")
-        if unknown := values.keys() - {setting.name for setting in fields(cls)}:
+        if unknown := values.keys() - options_of(cls).keys():
             names = one_line(", ".join(map(repr, sorted(unknown))))
             raise InputError(f"{path} is not the config.json of a training run: unknown {names}")
 
-        values = with_tuples(values)
-        corpus = values.pop("corpus", None)
-        if values.get("encoder", "") is None:  # as an option it has a default that depends on the model
-            raise InputError(f"{path}: encoder: want a text, got None")
-
         try:
-            config = cls(corpus=corpus, **values)
+            # As options, these have a default that depends on others; a run's file has their values.
+            for name, each in options_of(cls).items():
+                if each.varies and values.get(name, "") is None:
+                    raise InputError(f"{name}: want {NAMES[each.kind]}, got None")
+            config = cls(**{"corpus": None, **with_tuples(values)})
             if config.word_dim is None:
                 raise InputError("word_dim: want an integer, got None")
             return config
@@ -73,45 +118,67 @@ class TrainConfig(TrainSettings):
 
     def check_resumes(self, stored: TrainConfig) -> None:
         """Checks that a run that was started with the settings `stored` can continue with these settings."""
-        check_same_files(self, stored)
-        check_same_end(self, stored)
-        check_same_teacher(self, stored)
-        for name in (setting.name for setting in fields(self) if setting.name not in CHANGEABLE_ON_RESUME):
+        self._check_same_files(stored)
+        self._check_same_end(stored)
+        for name, each in options_of(TrainConfig).items():
+            was, now = getattr(stored, name), getattr(self, name)
+            if each.resume == "same":
+                differs = was != now
+            else:  # a file that is there may lie elsewhere, and others are as many as they were
+                differs = each.resume == "move" and _files(was) != _files(now)
+            if differs:
+                raise InputError(f"cannot resume: {name} is {now!r}, but the run was started with {was!r}")
+
+    def _check_same_files(self, stored: TrainConfig) -> None:
+        """Checks that a corpus that was renamed is still read as it was: as rows, or as sentences."""
+        if self.model == stored.model and self.reads_rows != stored.reads_rows:
+            names = [", ".join(each.corpus) for each in (self, stored)]
+            raise InputError(f"cannot resume: corpus: want names that end as in {names[1]}, got {names[0]}")
+
+    def _check_same_end(self, stored: TrainConfig) -> None:
+        """Checks that a training with a schedule is resumed towards the end that it was started with."""
+        if stored.schedule == "constant" and not 0 < stored.warmup < 1:
+            return  # the rate of a step does not depend on how many there are
+        for name in ("epochs", "steps"):
             was, now = getattr(stored, name), getattr(self, name)
             if was != now:
-                raise InputError(f"cannot resume: {name} is {now!r}, but the run was started with {was!r}")
-        if (self.vectors is None) != (stored.vectors is None):
-            raise InputError(
-                f"cannot resume: vectors is {self.vectors!r}, but the run was started with {stored.vectors!r}"
-            )
+                raise InputError(
+                    f"cannot resume: {name} is {now!r}, but the run was started with {was!r}, and its "
+                    f"learning rate follows a schedule over the whole training (schedule {stored.schedule}, "
+                    f"warmup {stored.warmup:g})"
+                )
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the corpus has rows of texts: pairs and triplets."""
+        return self.kind.reads_rows(self)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate differs between steps."""
+        return self.schedule != "constant" or self.warmup > 0
+
+    @property
+    def measure_of_best(self) -> str | None:
+        """The figure of a validation that tells which model is kept; None where it is the last one.
+
+        Development pairs decide wherever there are some. Without them, a training that may stop early keeps
+        the model with the lowest loss on its held-out text.
+        """
+        if self.dev is not None:
+            return DEV_MEASURE
+        return LOSS_MEASURE if self.early_stop is not None else None
 
 
 def with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     """Settings that were read from JSON, which has lists where a setting is a tuple."""
-    tuples = {setting.name for setting in fields(TrainConfig) if str(setting.type).startswith("tuple")}
+    options = options_of(TrainConfig)
     return {
-        name: tuple(value) if name in tuples and isinstance(value, list) else value
+        name: tuple(value) if options[name].count != 1 and isinstance(value, list) else value
         for name, value in values.items()
     }
 
 
-# Of these settings only the place of the files may change when a run is resumed: their contents are compared
-# with those of the run's start, or the run has a copy, which is the one that is used.
-MOVABLE = {"corpus", "teacher", "checkpoint", "vectors", "vocabulary"}
-
-# These settings do not change what a step computes, so a resumed run may change them.
-CHANGEABLE_ON_RESUME = MOVABLE | {
-    "valid",
-    "dev",
-    "epochs",
-    "steps",
-    "early_stop",
-    "report_every",
-    "valid_every",
-    "valid_batches",
-    "checkpoint_every",
-    "keep_checkpoint",
-    "device",
-    "compile",
-    "timeout",
-}
+def _files(value: str | tuple[str, ...] | None) -> int | None:
+    """How many files an option names; None for none."""
+    return None if value is None else 1 if isinstance(value, str) else len(value)

@@ -12,8 +12,6 @@ from fastqt.sentences.runs.checkpoint import VOCABULARY, write_text
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, digest_of_folder
 from fastqt.sentences.text import Lexicon, TokenizerVocabulary, Vocabulary
-from fastqt.sentences.text.subwords import SpecialTokens
-from fastqt.sentences.text.vocabulary import Unknown
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import CheckpointVocabulary
@@ -30,15 +28,15 @@ def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
             return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
     if config.vocabulary is not None:
         return load_tokenizer(config, directory / VOCABULARY)
-    return Vocabulary.load(directory / VOCABULARY, unknown=cast("Unknown", config.unknown))
+    return Vocabulary.load(directory / VOCABULARY, unknown=config.unknown)
 
 
 def load_tokenizer(config: TrainConfig, path: Path) -> TokenizerVocabulary:
     """Reads a file of the `tokenizers` library as a run's settings want it."""
     return TokenizerVocabulary.load(
         path,
-        unknown=cast("Unknown", config.unknown),
-        special_tokens=cast("SpecialTokens", config.special_tokens),
+        unknown=config.unknown,
+        special_tokens=config.special_tokens,
         max_length=config.max_length,
     )
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from fastqt.errors import InputError
 from fastqt.nn import CombinedQuickThoughts, Encoder, Gloss, QuickThoughts, SimCSE, SkipThoughts
+from fastqt.sentences.kinds.kind import Build
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL
-from fastqt.sentences.runs.combined import combined
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.encoders.forms import load_form
 from fastqt.sentences.runs.lexicon import lexicon_digest
-from fastqt.sentences.runs.pairs_model import build_pairs_model
-from fastqt.sentences.runs.skip_thoughts import build_skip_thoughts
-from fastqt.sentences.runs.views_model import build_views_model
 from fastqt.sentences.runs.word_tables import settle_tables
+from fastqt.sentences.text import Prompts
 from fastqt.sentences.text.limits import check_bytes
 
 Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
@@ -54,38 +53,23 @@ def check_size(model: Model) -> None:
 
 
 def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretrained: bool) -> Model:
-    return settle_tables(_new_model(config, vocab_size, sentences=sentences, pretrained=pretrained), config)
+    def encoder(name: str) -> Encoder:
+        settings = config if name == config.encoder else replace(config, encoder=name)
+        return build_encoder(settings, vocab_size, pretrained=pretrained)
 
-
-def _new_model(config: TrainConfig, vocab_size: int, *, sentences: int = 0, pretrained: bool = True) -> Model:
-    if config.model.startswith("gloss"):
-        return Gloss(
-            vocab_size,
-            config.word_dim,
-            sentences=sentences,
-            decoder="pos" if config.model == "gloss-pos" else "bow",
-            max_length=config.max_length,
-            radius=config.radius,
-            position_loss="mean" if config.position_loss == "mean" else "sum",
-        )
-
-    if config.model == "skip-thoughts":
-        return build_skip_thoughts(config, vocab_size)
-    if parts := config.encoder_kind.parts:
-        return combined(parts, lambda encoder: _new_model(replace(config, encoder=encoder), vocab_size))
-
-    encoder = build_encoder(config, vocab_size, pretrained=pretrained)
-    if config.model == "quickthoughts":
-        return QuickThoughts(encoder, build_encoder(config, vocab_size, pretrained=pretrained))
-    if config.model == "pairs":
-        return build_pairs_model(config, encoder)
-    return build_views_model(config, encoder, pretrained=pretrained)
+    model = config.kind.build(config, Build(vocab_size, encoder, sentences, pretrained))
+    return settle_tables(cast("Model", model), config)
 
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
     """The sentence encoder of `build_model`, which says what the arguments are."""
     encoder: Encoder = load_form(config.encoder_kind).build(config, vocab_size, pretrained=pretrained)
     return encoder
+
+
+def prompts_of(config: TrainConfig) -> Prompts:
+    """What the texts of a run's model begin with."""
+    return Prompts(config.query_prompt, config.document_prompt)
 
 
 def model_digest(directory: str | Path) -> str:

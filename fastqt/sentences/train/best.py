@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.optimiser_options import DEV_MEASURE, measure_of_best
+from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
 from fastqt.sentences.runs.progress import Progress
 
 
 class Best:
     """Judges each validation of a training by those before it, of which `progress` keeps what is needed.
 
-    `measure_of_best` says which figure decides. Where none does, no model is the best one, and the last is
-    kept. All ranks judge the same lines of metrics, and so agree on what is kept and when the training ends.
-    `progress` is changed in place.
+    `TrainConfig.measure_of_best` says which figure decides. Where none does, no model is the best one, and
+    the last is kept. All ranks judge the same lines of metrics, and so agree on what is kept and when the
+    training ends. `progress` is changed in place.
     """
 
     def __init__(self, config: TrainConfig, progress: Progress) -> None:
-        self.measure = measure_of_best(config)
+        self.measure = config.measure_of_best
         self._patience, self._progress = config.early_stop, progress
 
     def takes(self, line: Mapping[str, float]) -> bool:

@@ -15,7 +15,6 @@ from fastqt.sentences.runs.card import save_card
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
 from fastqt.sentences.runs.model import choose_device
-from fastqt.sentences.runs.optimiser_options import has_schedule
 from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
 from fastqt.sentences.text import Batch, Lexicon, Sample, Span
 from fastqt.sentences.text.reader import check_exists, check_rereadable
@@ -334,7 +333,7 @@ class Trainer:
     def _changing(self) -> dict[str, float]:
         """What changes from step to step, for metrics.jsonl: the last learning rate, and a learnt scale."""
         figures = {}
-        if has_schedule(self.config):
+        if self.config.has_schedule:
             figures["learning_rate"] = self.config.learning_rate * self.factor(self.progress.step - 1)
         if self.precision.has_scale:
             figures["loss_scale"] = self.precision.scaler.get_scale()

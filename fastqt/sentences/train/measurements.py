@@ -13,7 +13,7 @@ from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.pairs_model import prompts_of
+from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Lexicon
 from fastqt.sentences.train.average import Average

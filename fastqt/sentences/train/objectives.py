@@ -61,7 +61,7 @@ class Objective(ABC, Generic[B]):
     ) -> None:
         self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
         self.ranks, self.columns = ranks, Columns(config.column, config.document_column)
-        self.min_batch_size = smallest_batch(config)
+        self.min_batch_size = config.kind.smallest_batch(config)
         self._read_corpus()
         torch.manual_seed(config.seed)
         # transformers returns a checkpoint's model in evaluation mode.
@@ -319,13 +319,6 @@ class GlossObjective(ShuffledObjective):
     def measure(self, measured: Measured) -> dict[str, float]:
         latents, loss_per_word = measured
         return {"loss_per_word": loss_per_word.item(), "latent_norm": latents.norm(dim=1).mean().item()}
-
-
-def smallest_batch(config: TrainConfig) -> int:
-    """The least number of sentences of which a rank makes a batch."""
-    if config.model == "quickthoughts":
-        return config.context_size + 1
-    return 1 if config.model.startswith("gloss") else 2
 
 
 def group_options(share: Share | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from fastqt.errors import InputError
 from fastqt.losses import distillation_loss, gist_embed_loss, multiple_negatives_ranking_loss
 from fastqt.nn import GISTEmbedLoss, MultipleNegativesRankingLoss
 from fastqt.sentences.metrics import ranking_figures, view_figures
-from fastqt.sentences.runs.pairs_options import distillation_weight
 from fastqt.sentences.text import Batch, Sample
 from fastqt.sentences.text.npz import Wanted, map_npy
 from fastqt.sentences.text.triplets import ROWS_TOGETHER
@@ -51,7 +50,7 @@ class PairsObjective(TripletsObjective):
     def _loss(
         self, queries: Tensor, documents: list[Tensor], teacher: list[Tensor], group: dict[str, Any]
     ) -> Tensor:
-        module, weight = self.model.loss, distillation_weight(self.config)
+        module, weight = self.model.loss, self.config.distillation_weight
         options = module.function_options() | group
         if isinstance(module, MultipleNegativesRankingLoss):
             loss = multiple_negatives_ranking_loss(queries, documents, **options)

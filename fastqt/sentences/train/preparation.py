@@ -21,16 +21,13 @@ from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.files import PARTIAL, write_atomically
 from fastqt.sentences.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.sentences.runs.lock import own_directory
-from fastqt.sentences.runs.pairs_model import prompts_of
-from fastqt.sentences.runs.pairs_options import check_columns
+from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.runs.run_files import RUN_FILES
-from fastqt.sentences.runs.views_options import check_width, reads_rows
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import READ_BYTES, STDIN, beside
 from fastqt.sentences.text.tables import data_files, is_table
-from fastqt.sentences.text.vocabulary import Unknown
 
 
 class Prepared(NamedTuple):
@@ -148,16 +145,15 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
         raise InputError(
             f"{name}: want a corpus in .parquet or .arrow files or folders of the datasets library"
         )
-    if reads_rows(config) and any(map(is_table, corpus)):
+    if config.reads_rows and any(map(is_table, corpus)):
         raise InputError("corpus: want files of rows with tabs between their texts, got a table or a folder")
     sizes, digests = zip(*map(_identify, _files(config, corpus)), strict=True)
     progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
 
     def sentences() -> Iterator[str]:
-        if reads_rows(config):
+        if config.reads_rows:
             for rows in read_triplets(corpus):
-                check_width(config, len(rows[0]))
-                check_columns(config, len(rows[0]))
+                config.kind.check_columns(config, len(rows[0]))
                 progress.sentences += len(rows)
                 yield from chain.from_iterable(prompts_of(config).of_rows(rows))
             return
@@ -166,14 +162,13 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
             yield from block.sentences
 
     vocabulary: Lexicon
-    unknown = cast("Unknown", config.unknown)
     if config.checkpoint is not None or config.vocabulary is not None:
         vocabulary = _given_vocabulary(config)
         for _ in sentences():
             pass
     else:
         vocabulary = Vocabulary.build(
-            sentences(), config.vocab_size, unknown=unknown, max_length=config.max_length
+            sentences(), config.vocab_size, unknown=config.unknown, max_length=config.max_length
         )
     if progress.sentences < ranks * config.batch_size:
         raise InputError(too_short(corpus, progress.sentences, config.batch_size, ranks))
@@ -213,10 +208,6 @@ def _identify(name: str) -> tuple[int, str]:
 def check_corpus(corpus: list[str], progress: Progress) -> None:
     """Compares the files with those of the run's start."""
     sizes = progress.corpus_bytes
-    if len(corpus) != len(sizes):
-        raise InputError(
-            f"cannot resume: {len(corpus)} corpus files given, but the run was started with {len(sizes)}"
-        )
     identities = list(map(_identify, corpus))
     for name, (size, _), was in zip(corpus, identities, sizes, strict=True):
         if size != was:

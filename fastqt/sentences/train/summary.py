@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
 from fastqt.sentences.runs.metrics_file import read_metrics
-from fastqt.sentences.runs.optimiser_options import DEV_MEASURE
-from fastqt.sentences.runs.views_options import reads_rows
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import STDIN
 from fastqt.sentences.text.tables import is_table
@@ -202,7 +200,7 @@ def next_commands(config: TrainConfig, directory: str) -> list[str]:
 
 def _plain_text(config: TrainConfig, directory: str) -> str | None:
     """A text file of the run, that of validation first; None if there are only tables and rows."""
-    if reads_rows(config):
+    if config.reads_rows:
         return None
     names = [config.valid, *config.corpus]
     paths = [str(Path(directory, CORPUS)) if name == STDIN else name for name in names if name is not None]

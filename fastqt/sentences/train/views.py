@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -15,12 +16,15 @@ from fastqt.nn import mask_words
 from fastqt.nn.masked_words import Masking
 from fastqt.nn.modes import evaluating
 from fastqt.sentences.metrics import view_figures
-from fastqt.sentences.runs.pairs_model import prompts_of
-from fastqt.sentences.runs.views_model import mask_token
-from fastqt.sentences.text import Batch, Sample, TripletCorpus
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import prompts_of
+from fastqt.sentences.text import Batch, Lexicon, Sample, TripletCorpus
 from fastqt.sentences.text.batches import too_short
 from fastqt.sentences.train.objectives import Measured, Objective, ShuffledObjective, group_options
 from fastqt.sentences.train.ranks import Share
+
+if TYPE_CHECKING:
+    from fastqt.integrations.huggingface import CheckpointVocabulary
 
 
 class ViewsObjective(ShuffledObjective):
@@ -107,7 +111,7 @@ class ViewsObjective(ShuffledObjective):
             z2,
             mix=config.mix,
             partners=partners,
-            mixes_unit_rows=config.model == "simcse" or config.form == "slides",
+            mixes_unit_rows=config.form == "slides",
             negatives=negatives,
         )
         return figures | ({"masked_word_loss": words.item()} if words.dim() == 0 else {})
@@ -151,3 +155,17 @@ class TripletsObjective(ViewsObjective):
             raise InputError(too_short([config.valid], len(rows), size))
         for begin in range(0, min(len(rows) // size, config.valid_batches) * size, size):
             yield rows.sample(np.arange(begin, begin + size))
+
+
+def mask_token(config: TrainConfig, vocabulary: Lexicon, words: int) -> int:
+    """The id of the mask token, for an encoder whose word table has `words` rows.
+
+    An encoder that is trained from scratch has one row more than its vocabulary has words, for this token
+    alone. A checkpoint has one of its own, in its tokenizer and with a vector in its model.
+    """
+    if config.checkpoint is None:
+        return len(vocabulary)
+    token_id: int | None = cast("CheckpointVocabulary", vocabulary).tokenizer.mask_token_id
+    if token_id is None or token_id >= words:
+        raise InputError(f"masked_words: want a checkpoint with a mask token, got {config.checkpoint!r}")
+    return token_id

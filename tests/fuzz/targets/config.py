@@ -6,20 +6,21 @@ import dataclasses
 import json
 import math
 from types import NoneType
-from typing import get_args, get_type_hints
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders import ENCODERS
-from fastqt.sentences.runs.model_settings import MODELS
+from fastqt.sentences.options.encoders import ENCODERS
+from fastqt.sentences.options.option import options_of
+from fastqt.sentences.runs.config import KINDS, TrainConfig
 from fastqt.sentences.text import Vocabulary
 from tests.fuzz.files import folder, json_text, write
 from tests.fuzz.refusals import UnhelpfulRefusalError, check_file_refusal
 from tests.fuzz.source import Bytes
 
-TYPES = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(TrainConfig).items()}
-TYPES["corpus"] = TYPES["betas"] = (tuple,)
+TYPES = {
+    name: (tuple if each.count != 1 else each.kind, *([NoneType] if each.optional else []))
+    for name, each in options_of(TrainConfig).items()
+}
 SIZES = ("word_dim", "hidden_size", "layers", "heads", "feedforward", "max_length")
 TINY = {"word_dim": 8, "hidden_size": 8, "layers": 1, "heads": 2, "feedforward": 8, "max_length": 9}
 VOCABULARY = Vocabulary.build(["one two three"], 4).to_json().encode()
@@ -29,12 +30,9 @@ IMPOSSIBLE = 10**12  # no machine holds a model of this size
 
 def run_config(data: bytes) -> bool:
     source = Bytes(data)
-    model = source.choice(MODELS)
-    of_model = [kind for kind in ENCODERS.values() if kind.in_skip_thoughts or model != "skip-thoughts"]
-    kind = source.choice(of_model)
+    model = source.choice(tuple(KINDS))
+    kind = ENCODERS[source.choice(KINDS[model].encoders)]
     encoder = kind.name
-    if kind.parts or kind.channel:
-        model = "quickthoughts"  # others have no such encoder
 
     files = {name: f"{name}.npz" for name in kind.needs}
     whole = TrainConfig(("corpus.txt",), model=model, encoder=encoder, **files, **TINY)

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +11,13 @@ import torch
 import fastqt
 from fastqt import compiling
 from fastqt.compiling import Compiled
+from fastqt.errors import InputError
 from fastqt.sentences.cli import COMMANDS, main
 from fastqt.sentences.cli.arguments import build_parser
 from fastqt.sentences.cli.compilation import LOSSES
-from fastqt.sentences.runs.config import CHANGEABLE_ON_RESUME, MOVABLE, TrainConfig
+from fastqt.sentences.options.encoders import ENCODERS
+from fastqt.sentences.options.option import options_of
+from fastqt.sentences.runs.config import KINDS, TrainConfig
 
 
 def test_help_version_and_errors_import_no_torch():
@@ -30,33 +33,62 @@ def test_help_version_and_errors_import_no_torch():
     assert done.stdout.count("heavy: []\n") == done.stdout.count("heavy:") == 5
 
 
-def test_each_command_has_a_function_and_each_setting_an_option():
+def test_each_command_has_a_function():
     help_of_fastqt = build_parser().format_help()
     assert re.findall(r"^    (\w+)", help_of_fastqt, re.MULTILINE) == [*COMMANDS]
-    for setting in fields(TrainConfig):
-        if setting.name != "corpus":
-            value = {"betas": "0.5,0.5", "matryoshka_dims": "2,4"}.get(setting.name, "1")
-            value = setting.metadata["choices"][0] if setting.metadata["choices"] else value
-            words = ["train", "--out", "run", f"--{setting.name.replace('_', '-')}", value]
-            assert setting.name in vars(build_parser().parse_args(words))
 
 
-def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
+def shown(capsys, *words):
+    """The options in the groups of a help text."""
     with pytest.raises(SystemExit, match="0"):
-        build_parser().parse_args(["train", "--help"])
-    sections = re.split(r"^([a-z ]+):$", capsys.readouterr().out, flags=re.MULTILINE)
-    shown = {
+        build_parser().parse_args([*words, "--help"])
+    sections = re.split(r"^([a-z ,-]+):$", capsys.readouterr().out, flags=re.MULTILINE)
+    groups = {
         title: re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
         for title, text in zip(sections[1::2], sections[2::2], strict=True)
     }
-    groups = ["data", "model", "loss", "pairs", "optimisation", "run"]
-    assert [*shown] == ["positional arguments", "options", *groups]
-    assert shown.pop("options") == ["out", "resume", "profile"]
-    names = (name for names in shown.values() for name in names if not name.startswith("no-"))
-    options = [name.replace("-", "_") for name in names]
-    assert sorted([*options, "corpus"]) == sorted(setting.name for setting in fields(TrainConfig))
-    assert {"valid", "max-length"} <= set(shown["data"])
-    assert {"learning-rate", "batch-size"} <= set(shown["optimisation"])
+    assert groups.pop("options")[:2] == ["out", "resume"]
+    return {title: {name for name in names if not name.startswith("no-")} for title, names in groups.items()}
+
+
+def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
+    groups = shown(capsys, "train")
+    names = sorted(name.replace("-", "_") for group in groups.values() for name in group)
+    assert names == sorted(options_of(TrainConfig).keys() - {"corpus"})
+    assert {"valid", "max-length"} <= groups["data"]
+    assert {"learning-rate", "batch-size"} <= groups["optimisation"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_the_help_of_a_model_kind_has_its_options_and_defaults_alone(capsys, kind):
+    groups = shown(capsys, "train", f"--model={kind.name}")
+    names = {name.replace("-", "_") for group in groups.values() for name in group}
+    assert names == options_of(kind.options).keys() - {"corpus"} | {"model"}
+    parser = build_parser()
+    with pytest.raises(SystemExit, match="0"):
+        parser.parse_args(["train", "--model", kind.name, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"a step has all of them (default: {kind.default('batch_size'):,})" in text
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_a_model_kind_refuses_the_options_of_others_by_name(kind):
+    for name, each in options_of(TrainConfig).items():
+        if kind.has(name) or name == "model":
+            continue
+        number = 0.5 if each.kind is float else 7
+        value = True if each.kind is bool else next((x for x in each.choices if x != each.default), number)
+        value = str(value) if each.kind is str else value
+        value = (value,) * len(each.default or "x") if each.count != 1 else value
+        with pytest.raises(InputError, match=f"^{name}: want it with model .* alone, got"):
+            TrainConfig(("x.tsv",), model=kind.name, **{name: value})
+
+
+def test_defaults_of_a_kind_are_those_of_options_that_vary():
+    for kind in KINDS.values():
+        of_encoders = (name for defaults in kind.of_encoder.values() for name in defaults)
+        assert all(options_of(kind.options)[name].varies for name in (*kind.defaults, *of_encoders))
+        assert {*kind.of_encoder, *kind.encoders} <= ENCODERS.keys()
 
 
 def test_each_setting_that_may_change_can_be_set_back():
@@ -64,7 +96,8 @@ def test_each_setting_that_may_change_can_be_set_back():
     changed = {"valid": "v.txt", "dev": "d.tsv", "epochs": 3, "steps": 9, "early_stop": 2, "report_every": 7}
     changed |= {"valid_every": 7, "valid_batches": 7, "checkpoint_every": 7, "timeout": 7, "device": "cpu"}
     changed |= {"keep_checkpoint": True, "compile": True}
-    assert changed.keys() == CHANGEABLE_ON_RESUME - MOVABLE
+    options = options_of(TrainConfig)
+    assert changed.keys() == {name for name, each in options.items() if each.resume == "change"}
     fresh = TrainConfig(("c.txt",), encoder="transformer")
     stored = replace(fresh, **changed)
     words = ["train", "--out", "run", "--resume"]

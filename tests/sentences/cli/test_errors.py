@@ -80,7 +80,7 @@ REFUSED = [
     ("train --out model --resume --batch-size 9", "cannot resume: batch_size is 9, but the run was started"),
     ("train text.txt --out new --clip -1", "clip: want at least 0, got -1.0"),
     ("train ragged.tsv --model simcse --out new", "line 2: want 3 columns as in line 1 of ragged.tsv, got 2"),
-    ("train text.txt --out new --teacher x.npy", "teacher: want None with model quickthoughts"),
+    ("train text.txt --out new --teacher x.npy", "teacher: want it with model pairs alone"),
     ("embed model text.txt --out v.csv", "v.csv: want a name that ends in .npy, got .csv"),
     ("embed model text.txt --out dir.npy", "cannot write dir.npy: Is a directory"),
     (f"embed model text.txt --out {'v' * 300}.npy", ".npy: File name too long"),

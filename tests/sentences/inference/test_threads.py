@@ -7,7 +7,7 @@ import pytest
 
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index import Index, IndexOptions, build_index
-from fastqt.sentences.runs.encoders import ENCODERS
+from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
 from tests.shared.clustered import Clustered, write_corpus
 from tests.shared.stored_runs import write_run

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from fastqt.nn.masked_words import TokenEncoder
+from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders import ENCODERS
 from fastqt.sentences.runs.encoders.forms import form_of, load_form
 from fastqt.sentences.runs.model import build_encoder
 from tests.shared.stored_runs import SIZES

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders import ENCODERS
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import train

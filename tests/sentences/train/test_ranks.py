@@ -29,7 +29,14 @@ from tests.shared.trained_on_ranks import summed_gradients, trained
 from tests.shared.trainings import assert_same_run, lines_of, on_ranks
 
 SENTENCES = 403
-SMALL = {"keep_checkpoint": True, "word_dim": 6, "batch_size": 20, "context_size": 2}
+SMALL = {"keep_checkpoint": True, "word_dim": 6, "batch_size": 20}
+
+
+def small(kind):
+    """The settings of a small training, and those of a model kind; quickthoughts predicts two neighbours."""
+    return SMALL | ({} if "model" in kind else {"context_size": 2}) | kind
+
+
 SMALL |= {"report_every": 1, "timeout": 60}
 
 
@@ -57,7 +64,7 @@ def numbered(tmp_path):
     ids=str,
 )
 def test_other_numbers_of_ranks_take_every_sentence_once_an_epoch(pool, numbered, tmp_path, options, parts):
-    config = TrainConfig((numbered,), epochs=2, **SMALL | options)
+    config = TrainConfig((numbered,), epochs=2, **small(options))
     seen = Counter()
     for ranks, steps in parts:
         answers = on_ranks(pool, ranks, replace(config, steps=steps), tmp_path / "run", True)
@@ -76,13 +83,13 @@ def test_other_numbers_of_ranks_take_every_sentence_once_an_epoch(pool, numbered
     [
         {},
         {"model": "simcse", "dropout": 0.2},
-        {"model": "skip-thoughts", "context_size": 1, "hidden_size": 4},
+        {"model": "skip-thoughts", "hidden_size": 4},
         pytest.param({"model": "gloss-bow"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_ranks_have_equal_bits_and_resumed_ones_those_of_a_whole_training(pool, numbered, tmp_path, kind):
-    settings = SMALL | {"valid_every": 1, "valid_batches": 1, "epochs": 2} | kind
+    settings = small(kind) | {"valid_every": 1, "valid_batches": 1, "epochs": 2}
     config = TrainConfig((numbered,), valid=numbered, **settings)
     for name, pauses in (("whole", (None,)), ("parts", (3, 6, None))):
         for steps in pauses:
@@ -100,7 +107,7 @@ def test_ranks_have_equal_bits_and_resumed_ones_those_of_a_whole_training(pool, 
 
 def test_ranks_stop_early_at_the_same_step_with_an_average_also_when_resumed(pool, numbered, tmp_path):
     """Rank 0 alone has the average, and tells the others when its figures no longer improve."""
-    config = TrainConfig((numbered,), valid=numbered, valid_every=1, valid_batches=1, epochs=4, **SMALL)
+    config = TrainConfig((numbered,), valid=numbered, valid_every=1, valid_batches=1, epochs=4, **small({}))
     config = replace(config, average=0.5, early_stop=2, learning_rate=0.5)
     for name, pauses in (("whole", (None,)), ("parts", (2, None))):
         for steps in pauses:
@@ -129,7 +136,7 @@ def test_ranks_stop_early_at_the_same_step_with_an_average_also_when_resumed(poo
 )
 def test_ranks_train_as_one_process_does_on_their_batches_together(pool, numbered, tmp_path, kind):
     """In random order, the sentences of all ranks in a step are those of one process with a larger batch."""
-    config = TrainConfig((numbered,), epochs=2, **SMALL | kind | {"batch_size": 26})
+    config = TrainConfig((numbered,), epochs=2, **small(kind) | {"batch_size": 26})
     on_ranks(pool, 4, config, tmp_path / "four")
     train(replace(config, batch_size=104), tmp_path / "one")
     assert_near(*(load_file(tmp_path / name / "model.safetensors") for name in ("four", "one")))
@@ -144,9 +151,9 @@ def assert_near(ours, theirs):
 
 
 @pytest.mark.parametrize("documents", ["cut", "cross"])
-@pytest.mark.parametrize("kind", [{}, {"model": "skip-thoughts", "context_size": 1}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"model": "skip-thoughts"}], ids=str)
 def test_ranks_train_on_spans_as_one_does_on_separate_texts(pool, numbered, tmp_path, documents, kind):
-    settings = SMALL | {"encoder": "gru", "hidden_size": 4, "documents": documents, "clip": 5} | kind
+    settings = small(kind) | {"encoder": "gru", "hidden_size": 4, "documents": documents, "clip": 5}
     config = TrainConfig((numbered,), **settings)
     on_ranks(pool, 4, config, tmp_path / "four")
     vocabulary = Vocabulary.load(tmp_path / "four" / "vocabulary.json", unknown=config.unknown)
@@ -199,7 +206,7 @@ def send(number):
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(pool, numbered, tmp_path, options):
     """Also in the middle of a warm-up of 7 steps, with a scaled loss."""
-    config = TrainConfig((numbered,), epochs=2, **SMALL | options)
+    config = TrainConfig((numbered,), epochs=2, **small(options))
     on_ranks(pool, 3, config, tmp_path / "whole")
     spoil = partial(at_rank, 2, partial(send, signal.SIGTERM))
     answers = on_ranks(pool, 3, config, tmp_path / "stopped", False, spoil, 4)

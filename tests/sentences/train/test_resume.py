@@ -160,7 +160,7 @@ def test_resuming_with_other_settings_is_refused(planted, tmp_path):
         ({"learning_rate": 1.0}, "cannot resume: learning_rate is 1.0, but the run was started with 0.0005"),
         ({"average": 0.9}, "cannot resume: average is 0.9, but the run was started with None"),
         ({"precision": "bfloat16"}, "cannot resume: precision is 'bfloat16', but the run was started with"),
-        ({"corpus": planted}, "cannot resume: 2 corpus files given, but the run was started with 1"),
+        ({"corpus": planted}, r"cannot resume: corpus is \(.*, .*\), but the run was started with \(.*,\)"),
     ):
         with pytest.raises(InputError, match=message):
             train(replace(config, **change), tmp_path / "run", resume=True)

@@ -25,7 +25,7 @@ from fastqt.sentences.inference.texts import in_words, tokens_of
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import save_lexicon
-from fastqt.sentences.runs.pairs_model import prompts_of
+from fastqt.sentences.runs.model import prompts_of
 
 FILE = "model.onnx"
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fastqt.nn import Combine, Encoder
 from fastqt.nn.combine import Channel, channels
-from fastqt.nn.init import Init
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders.forms import EncoderForm, form_of
 
@@ -25,7 +24,7 @@ class ChannelsForm(EncoderForm[Combine]):
             word_dim=config.trained_dim or config.word_dim,
             hidden_size=config.hidden_size,
             reset_after=config.cell == "reset-after",
-            init=cast("Init", config.init),
+            init=config.init,
             sparse=True,
         )
         return Combine(*both)

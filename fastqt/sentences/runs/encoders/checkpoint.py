@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fastqt.integrations.huggingface import HuggingFaceEncoder, Pooling, untrained
+from fastqt.integrations.huggingface import HuggingFaceEncoder, untrained
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders.forms import EncoderForm
 
@@ -17,8 +17,7 @@ class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
     def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> HuggingFaceEncoder:
         directory = cast("str", config.checkpoint)
         source = (directory,) if pretrained else untrained(directory)
-        pooling = cast("Pooling", config.pooling)
-        return HuggingFaceEncoder(*source, pooling=pooling, max_length=config.max_length)
+        return HuggingFaceEncoder(*source, pooling=config.pooling, max_length=config.max_length)
 
     def compiled(self, encoder: HuggingFaceEncoder) -> Iterator[nn.Module]:
         yield encoder.model

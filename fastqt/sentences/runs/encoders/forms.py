@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from fastqt.nn import Encoder
+from fastqt.sentences.options.encoders import ENCODERS, EncoderKind
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders import ENCODERS, EncoderKind
 
 E = TypeVar("E", bound=Encoder)
 

@@ -5,7 +5,7 @@ import pytest
 
 from fastqt.sentences.inference.embed import write_vectors
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.runs.encoders import ENCODERS
+from fastqt.sentences.options.encoders import ENCODERS
 from tests.shared.stored_runs import LINES, write_run
 from tests.shared.tiny_bert import write_tiny_bert
 
