@@ -72,9 +72,8 @@ class EncoderOptions:
     )
     vectors: str | None = option(
         None,
-        "pre-trained word vectors to start from: .npz, text, the JSON of wink's embeddings, or a folder with "
-        "an .npy and the .parquet of its words; a word takes its own vector, or else that of its lower-case "
-        "form, and words without one are drawn",
+        "pre-trained word vectors to start from, text as of GloVe, word2vec and fastText; a word takes its "
+        "own vector, or else that of its lower-case form, and words without one are drawn",
         file="FILE",
         resume="move",
     )
