@@ -153,6 +153,9 @@ LOSSES = {
     "clip": Loss(fastqt.clip_loss, options={"scale": 20.0}),
     "clip, low": Loss(fastqt.clip_loss, dtype="float16", D=48, options={"scale": 20.0, "memory": "low"}),
     "released MixCSE": Loss(fastqt.mixcse_loss, N=64, options={"form": "released"}),
+    "released MixCSE, learnt": Loss(
+        fastqt.mixcse_loss, N=64, options={"form": "released", "stop_gradient": False}
+    ),
     "descriptors": Loss(D=96, descriptors=True, archs=(90,), options={**KEEP, "scale": 0.2}),
     "descriptors, sigmoid, low": Loss(
         fastqt.sigmoid_loss,
