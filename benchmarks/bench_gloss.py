@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure.timing import Clock, beside_products, in_turns_with
+from fastqt.machine.memory import peak_above_results
 from fastqt.nn import Gloss
-from fastqt.sentences.tools.memory import peak_above_results
 
 V, D, WORDS, RADIUS = 50_000, 300, 13, 2.0
 

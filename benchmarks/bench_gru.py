@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from benchmarks.measure.timing import in_turns_with
+from fastqt.machine.memory import growth_of_process
 from fastqt.nn import GRU
-from fastqt.sentences.tools.memory import growth_of_process
 
 W = 300
 TRAINING = [  # (H, B, bidirectional, reset_after, rounds)

@@ -37,7 +37,7 @@ import fastqt
 from benchmarks.measure.machine import processor_and_versions
 from benchmarks.measure.tables import table
 from benchmarks.paths import RESULTS
-from fastqt.sentences.tools.memory import growth_of_process
+from fastqt.machine.memory import growth_of_process
 
 STORED = RESULTS / "peers-trainer.json"
 STEPS, BATCH, SEED = 20, 8, 7

@@ -83,6 +83,18 @@ def generation(gpu: Any) -> int:
     return 0 if AMD else gpu.major
 
 
+@asked_once
+def why_too_old(device: torch.device) -> str | None:
+    """Why a GPU of NVIDIA's has not the instructions of Ampere, in words; None if it has them.
+
+    Without a driver, as where only shapes are computed, nothing is known of a device.
+    """
+    if AMD or device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    gpu = known_properties(device)
+    return None if gpu.major >= 8 else f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, want 8.0"
+
+
 def shared_bytes(gpu: Any) -> int:
     """The shared memory that a block can have, which AMD calls LDS, from a GPU's properties."""
     # A block can have more than it gets by itself only where torch knows how much.

@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fastqt.sentences.tools.bench import eager_contrastive_loss, window_matrix
+from fastqt.machine.cases import window_matrix
 
 __all__ = ["PlainQuickThoughts", "PlainTrainer", "eager_contrastive_loss", "loss_products", "window_matrix"]
+
+
+def eager_contrastive_loss(
+    queries: Tensor,  # (N, D)
+    candidates: Tensor,  # (N, D)
+    targets: Tensor,  # (N, N)
+) -> Tensor:
+    """The loss that `contrastive_loss` computes, in plain PyTorch with the whole score matrix."""
+    scores = (queries @ candidates.T).fill_diagonal_(0)
+    return F.kl_div(F.log_softmax(scores, dim=1), targets, reduction="batchmean")
 
 
 class PlainEncoder(nn.Module):

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
-from fastqt.sentences.runs.process_memory import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
+from fastqt.machine.memory import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_freed_memory
 
 # What the thresholds become by themselves in a process that has freed a large tensor.
 LARGEST_MMAP_THRESHOLD, ITS_TRIM_THRESHOLD = 32 << 20, 64 << 20

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.measure.clocks import Meter
 from benchmarks.measure.errors import words
 from benchmarks.measure.kept_memory import memory_kept
-from fastqt.sentences.tools import memory
+from fastqt.machine import memory
 
 MOST_ROUNDS = 50
 LEAD = 1e-3  # seconds; a few launches take less

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fastqt.sentences.tools.memory import peak_above_results
+from fastqt.machine.memory import peak_above_results
 
 
 def embeddings(*rows: int, D: int) -> list[Tensor]:

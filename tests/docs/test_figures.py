@@ -15,12 +15,12 @@ import pytest
 from fastqt.engines.chunked import walk
 from fastqt.engines.cpu import contrastive as cpu
 from fastqt.engines.triton import operands, repeated
+from fastqt.machine import verdicts
 from fastqt.nn import masked_words
 from fastqt.sentences.cli import check as check_command
 from fastqt.sentences.inference.export import onnx_file
 from fastqt.sentences.inference.index import array_file, build
 from fastqt.sentences.text import reader, vocabulary
-from fastqt.sentences.tools import check_verdicts
 from tests.shared.page_blocks import DOCS, ROOT
 
 FRONT = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
@@ -89,7 +89,7 @@ FACTS: dict[str, str | Callable[[], str]] = {
     "masked tokens that become the mask": lambda: share(masked_words.MASKED),
     "masked tokens that become random": lambda: share(masked_words.RANDOM),
     "masked tokens that stay": lambda: share(1 - masked_words.MASKED - masked_words.RANDOM),
-    "error that fastqt check allows": lambda: f"{check_verdicts.EAGER_FACTOR:g} times",
+    "error that fastqt check allows": lambda: f"{verdicts.EAGER_FACTOR:g} times",
     "time of fastqt check": lambda: {60.0: "a minute"}[check_command.SECONDS],
     "example of a relative margin": "5 %",
     "float16 gradients are kept larger": "64 times",

@@ -35,7 +35,6 @@ def judged_with(name):
 
 VOCABULARY = Vocabulary.build(["the cat sat"], 5).to_json().encode()
 SUB_WORDS = TOKENIZERS["bpe"]().to_str(pretty=True).encode()
-WINK = b'{"dimensions": 2,\n"vectors": {"the": [1, 2],\n"cat": [3, 4]}}\n'
 # A reader of a path, and what it reads.
 READERS = {
     "corpus": (
@@ -53,7 +52,6 @@ READERS = {
     "vectors with a header": (read_vectors, b"2 2\nthe 1 2\ncat 3 4\n"),
     "object": (lambda path: read_object(path, most_bytes=99), b'{"a":\n1}\n'),
     "vocabulary": (lambda path: Vocabulary.load(path).to_json(), VOCABULARY),
-    "wink": (lambda path: read_vectors(path.replace(path.with_suffix(".json"))), WINK),
     **{name: (judged_with(name), text) for name, text in JUDGED.items()},
     "sub-words": (lambda path: TokenizerVocabulary.load(path).to_json(), SUB_WORDS),
 }

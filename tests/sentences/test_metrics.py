@@ -25,7 +25,6 @@ from fastqt.sentences.evaluation import (
     evaluate,
     floor_split,
     judged,
-    mean_classifier,
     ranking_metrics,
     relatedness,
     retrieval,
@@ -271,8 +270,6 @@ def test_accuracies_of_classifiers_with_equal_scores():
     labels = np.array([0, 0, 2, 2])
     wanted = np.mean([np.mean(each == label) for each, label in zip(firsts_of(scores), labels, strict=True)])
     assert accuracy(scores, labels) == pytest.approx(wanted, rel=FLOAT64)
-    found = mean_classifier(np.ones((6, 3)) / 3, np.arange(6) % 2, np.ones((1, 3)), np.array([0]))
-    assert found.accuracy == 0.5
 
 
 def by_order(qrels, order):

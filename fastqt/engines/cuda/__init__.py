@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fastqt.devices import known_properties, why_too_old
 from fastqt.engines import ops
 from fastqt.engines.cuda import clip, contrastive
 from fastqt.engines.engine import Engine
@@ -19,8 +20,6 @@ from fastqt.problem import AnyProblem, ClipProblem, Problem
 # The limits of csrc/cuda/small_problem.h, and the shared memory that a block takes.
 MOST_ROWS, MOST_WIDTH = 1024, 4800
 SHARED_BYTES = {torch.float32: 147_904, torch.bfloat16: 162_256, torch.float16: 162_256}
-CAPABILITY = (8, 0)
-
 _MODULES: dict[type[AnyProblem], Any] = {Problem: contrastive, ClipProblem: clip}
 
 
@@ -31,9 +30,9 @@ def why_not_here(p: AnyProblem | None, device: torch.device, dtype: torch.dtype)
 
 def why_not_on(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a GPU cannot run the kernel; None if it can."""
-    properties = torch.cuda.get_device_properties(device)
-    if (properties.major, properties.minor) < CAPABILITY:
-        return f"{properties.name} has compute capability {properties.major}.{properties.minor}, want 8.0"
+    if (reason := why_too_old(device)) is not None:
+        return reason
+    properties = known_properties(device)
     shared: int = getattr(properties, "shared_memory_per_block_optin", 0)  # torch's stubs do not know it
     needed = SHARED_BYTES[dtype]
     if shared < needed:

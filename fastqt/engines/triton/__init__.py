@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.devices import TRITON_COMPILES_FOR, is_described
+from fastqt.devices import TRITON_COMPILES_FOR, is_described, why_too_old
 from fastqt.engines.engine import Engine
 from fastqt.engines.features import COLUMNS, FEATURES, MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES
 from fastqt.engines.triton import operands as memory
@@ -32,7 +32,7 @@ def _why_not_here(p: AnyProblem | None, device: torch.device, dtype: torch.dtype
         return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
     if device.type not in ("cpu", *TRITON_COMPILES_FOR):
         return f"the tensors are on {device}, for which its kernels have never been compiled"
-    return None
+    return why_too_old(device)  # Triton makes no matrix instructions there, and spills registers.
 
 
 def _of_kind(p: AnyProblem) -> Any:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fastqt.errors import InputError
+from fastqt.machine.memory import keep_freed_memory
 from fastqt.sentences.cli import analogy, check, compilation, evaluate, export, mine, retrieve
 from fastqt.sentences.cli.arguments import BAD_INPUT, build_parser
 from fastqt.sentences.cli.inference import INFERENCE, take_inference
 from fastqt.sentences.errors import OtherRankError, only_a_report
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.process_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -274,7 +274,7 @@ def _expand(model: str, vectors: str, out: str) -> int:
     from fastqt.sentences.text.vectors import read_vectors
 
     check_holds_no_model(Path(out))  # before the vectors are read
-    words, table, _ = read_vectors(vectors)
+    words, table = read_vectors(vectors)
     print(f"{out}: {add_words(model, words, table, out)} words added")
     return 0
 
@@ -303,13 +303,6 @@ def _demo(seed: int) -> int:
     return 0
 
 
-def _bench() -> int:
-    from fastqt.sentences.tools.bench import print_comparisons
-
-    print_comparisons()
-    return 0
-
-
 def _config() -> int:
     from fastqt.engines import show_config
 
@@ -332,7 +325,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "mine": mine.run,
     "export": export.run,
     "compile": compilation.run,
-    "bench": _bench,
     "check": check.run,
     "config": _config,
 }

@@ -164,8 +164,8 @@ def build_parser() -> argparse.ArgumentParser:
     index.add_argument(
         "--kind",
         default="auto",
-        choices=("auto", "flat", "ivf", "hnsw"),
-        help="compare with all vectors (flat), with those of near lists (ivf), or along a graph (hnsw) "
+        choices=("auto", "flat", "ivf"),
+        help="compare with all vectors (flat), or with those of near lists (ivf) "
         "(default: flat below 50,000 sentences, and ivf)",
     )
     index.add_argument(
@@ -174,7 +174,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="lists of ivf (default: 4 times the root of the sentences)",
     )
-    add_value(index, "--links", _integer, 32, "links of each sentence of hnsw", "N")
     add_value(
         index, "--min-recall", _number, 0.95, "share of the 10 nearest neighbours that a search finds", "X"
     )
@@ -213,7 +212,7 @@ def build_parser() -> argparse.ArgumentParser:
         "vectors",
         type=_path,
         metavar="VECTORS",
-        help="word vectors: .npz, text, JSON, .npy, or a folder, see --vectors of train",
+        help="a text file of word vectors, see --vectors of train",
     )
     expand.add_argument("--out", required=True, type=_path, metavar="DIR", help="directory for the new model")
 
@@ -240,7 +239,6 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_parser(commands)
 
     compilation.add_parser(commands)
-    commands.add_parser("bench", help="compare the loss with eager PyTorch on this machine")
     check.add_parser(commands)
 
     commands.add_parser("config", help="show versions and backends")

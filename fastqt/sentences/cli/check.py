@@ -33,6 +33,16 @@ def add_parser(commands: Any) -> None:
 
 def run(device: list[str], quick: bool, seconds: float, json: str | None) -> int:
     """Runs the command. For the arguments see `add_parser`; returns the exit status."""
-    from fastqt.sentences.tools import check
+    from fastqt.machine import check
+    from fastqt.sentences.json_text import to_json
+    from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 
-    return check.run(device, quick=quick, seconds=seconds, out=json)
+    if json is not None:
+        check_ending(json, ".json")
+        check_can_be_written(json)
+    results = check.run(device, quick=quick, seconds=seconds)
+    if json is not None:
+        text = to_json(results, indent=1) + "\n"
+        write_atomically(json, lambda path: path.write_text(text, encoding="utf-8"))
+        print(f"{json}: all results")
+    return 0 if results["right"] else 1

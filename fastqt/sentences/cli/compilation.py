@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 from typing import Any
 
 from fastqt.errors import InputError
+from fastqt.machine.warming import LOSSES, compile_loss
 from fastqt.options import Target
 from fastqt.sentences.cli.kinds import integer
 
-# The losses of two matrices, and the numbers that a training learns or has to give.
-LOSSES: dict[str, dict[str, float]] = {
-    "contrastive": {},
-    "sigmoid": {},
-    "info_nce": {},
-    "simcse": {},
-    "mixcse": {},
-    "clip": {"scale": 14.3},
-    "siglip": {"scale": 10.0, "bias": -10.0},
-}
 DTYPES = ("bfloat16", "float16", "float32")
 ROWS, WIDTH = 4096, 768
 
@@ -81,38 +71,7 @@ def run(
             raise InputError(f"{name}: want at least 1, got {value}")
     if workers is not None and workers < 1:
         raise InputError(f"--workers: want at least 1, got {workers}")
-    options = dict(map(_parsed, option))
-
-    import torch
-
-    from fastqt import functional, losses
-    from fastqt.compiling import warm_up
-
-    function = getattr(losses, f"{loss}_loss", None) or getattr(functional, f"{loss}_loss")
-    learnt = {name: torch.tensor(x, device="cpu", requires_grad=True) for name, x in LOSSES[loss].items()}
-    for N in rows:
-        try:
-            compiled = warm_up(
-                function,
-                (N, width),
-                (columns or N, width),
-                dtype=getattr(torch, dtype),
-                target=target,
-                workers=workers,
-                **{**learnt, **options},
-            )
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise InputError(str(error)) from error
-        print(f"{N} rows: {compiled}", flush=True)
+    compiled = compile_loss(loss, rows, columns, width, dtype, target=target, workers=workers, options=option)
+    for line in compiled:
+        print(line, flush=True)
     return 0
-
-
-def _parsed(text: str) -> tuple[str, Any]:
-    """The name and the value of an option; a value that is no Python literal is a text."""
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals):
-        raise InputError(f"--option: want NAME=VALUE, got {text!r}")
-    try:
-        return name, ast.literal_eval(value)
-    except (SyntaxError, ValueError):
-        return name, value

@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "evaluate",
         help="evaluate sentence vectors on the benchmarks of the literature, and on retrieval sets",
         description="MODEL is a directory that train wrote, random:DIR for that model with random weights, "
-        "word-vectors:FILE for the mean of word vectors, or sif:FILE[,COUNTS] for their SIF-weighted mean.",
+        "word-vectors:FILE for the mean of word vectors, or sif:FILE,COUNTS for their SIF-weighted mean.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="the encoder to evaluate")
     parser.add_argument(

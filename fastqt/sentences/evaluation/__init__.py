@@ -9,17 +9,16 @@ if TYPE_CHECKING:
         PAPER_GRID,
         SENTEVAL_GRID,
         cross_validated,
-        ensemble,
         held_out_validated,
         limited_data,
         nested_cross_validation,
         pair_features,
     )
     from fastqt.sentences.evaluation.encoders import load_encoder
-    from fastqt.sentences.evaluation.means import few_shot, mean_classifier
     from fastqt.sentences.evaluation.pools import analogies, nearest_rows
     from fastqt.sentences.evaluation.ranking import ranking_metrics
     from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
+    from fastqt.sentences.evaluation.shots import few_shot
     from fastqt.sentences.evaluation.similarity import (
         alignment,
         correlate,
@@ -47,7 +46,6 @@ __all__ = [
     "correlate_subsets",
     "cosines",
     "cross_validated",
-    "ensemble",
     "evaluate",
     "few_shot",
     "fit_maps",
@@ -55,7 +53,6 @@ __all__ = [
     "held_out_validated",
     "limited_data",
     "load_encoder",
-    "mean_classifier",
     "nearest",
     "nearest_rows",
     "nested_cross_validation",
@@ -78,8 +75,8 @@ _HOMES = (
     "evaluation.baselines",
     "evaluation.classification",
     "evaluation.encoders",
-    "evaluation.means",
     "evaluation.retrieval",
+    "evaluation.shots",
     "evaluation.similarity",
     "evaluation.suite",
 )

@@ -65,7 +65,7 @@ class WordVectors:
     @classmethod
     def load(cls, path: str | Path) -> WordVectors:
         """Reads word vectors from a file, as `fastqt.sentences.text.vectors.read_vectors` does."""
-        words, vectors, _ = read_vectors(path)
+        words, vectors = read_vectors(path)
         return cls(words, vectors)
 
     def __call__(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
@@ -126,14 +126,11 @@ class SIF(WordVectors):
     def load(cls, path: str | Path, counts: str | Path | None = None, *, a: float = 1e-3) -> SIF:
         """Reads word vectors, as `WordVectors.load`, and word counts.
 
-        The counts are in a text file with a line "word count" for each word, or else in the .npz of the
-        vectors. For `a` see the class.
+        The counts are in a text file with a line "word count" for each word. For `a` see the class.
         """
-        words, vectors, counts_of_file = read_vectors(path)
         if counts is None:
-            if counts_of_file is None:
-                raise InputError(f"{path} holds no `counts`: name a file of word counts too")
-            return cls(words, vectors, counts_of_file, a=a)
+            raise InputError("counts: want a file of word counts, got none")
+        words, vectors = read_vectors(path)
         count_of = read_counts(counts)
         word_counts = np.array([count_of.get(word, 0) for word in words])
         return cls(words, vectors, word_counts, total=sum(count_of.values()), a=a)

@@ -16,7 +16,8 @@ from fastqt.errors import InputError
 from fastqt.sentences.evaluation.retrieval import Pairs, Retrieval, chance, fit_maps
 from fastqt.sentences.evaluation.suite import Results
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed
-from fastqt.sentences.text.npz import Wanted, read_npy
+from fastqt.sentences.text.arrays import map_rows
+from fastqt.sentences.text.limits import check_bytes
 from fastqt.sentences.text.reader import read_lines
 
 PARTS = ("train", "dev", "test")
@@ -55,9 +56,10 @@ class MapOptions:
 
 def read_features(path: str | Path) -> NDArray[np.float32]:
     """The features of images, (n, d) float32 and finite, from an .npy file of any floating-point type."""
-    features = read_npy(path, Wanted("f", 2))
+    rows = map_rows(path)
+    check_bytes(rows.size * 4, str(path))
     with np.errstate(over="ignore"):
-        features = features.astype(np.float32)
+        features = rows.astype(np.float32)
     if not np.isfinite(features).all():
         raise InputError(f"{path}: want finite numbers of 32 bits, got NaN, infinity or a larger number")
     return features

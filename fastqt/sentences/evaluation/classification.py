@@ -253,34 +253,6 @@ def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[n
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 
 
-def ensemble(log_probs: Sequence[NDArray[np.float64]], scores: Sequence[float]) -> NDArray[np.float64]:
-    """The weighted mean of the log-probabilities of several models.
-
-    Args:
-        log_probs: for each model its log-probabilities (n, classes).
-        scores: for each model its score on validation data, positive. The weights are proportional to them.
-
-    Returns:
-        (n, classes).
-
-    Raises:
-        ValueError: the number of scores is wrong, or a score is not positive.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import ensemble
-        >>> first, second = np.log([[0.9, 0.1]]), np.log([[0.4, 0.6]])
-        >>> ensemble([first, second], scores=[0.8, 0.2]).argmax(1).tolist()
-        [0]
-    """
-    weights = np.asarray(scores, dtype=np.float64)
-    if len(weights) != len(log_probs) or not len(weights):
-        raise ValueError(f"scores: want one for each of {len(log_probs)} models, got {len(weights)}")
-    if not (weights > 0).all():
-        raise ValueError(f"scores: want positive ones, got {list(scores)}")
-    return np.tensordot(weights / weights.sum(), np.array(log_probs), axes=1)
-
-
 def limited_data(
     features: NDArray[np.floating],
     labels: NDArray[np.int64],

@@ -20,7 +20,6 @@ from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.lexicon import lexicon_digest
 from fastqt.sentences.runs.model import model_digest
 from fastqt.sentences.text.reader import check_rereadable
-from fastqt.sentences.text.vectors import parts
 
 
 class NamedEncoder(NamedTuple):
@@ -42,7 +41,7 @@ def load_encoder(
 
     Args:
         name: a directory that `fastqt train` wrote, `random:DIR` (that model with random weights),
-            `word-vectors:FILE`, `sif:FILE` or `sif:FILE,COUNTS`.
+            `word-vectors:FILE` or `sif:FILE,COUNTS`.
         device: "auto", "cpu" or "cuda", for a trained model.
         raw: do not scale the vectors of a model, or their halves, to norm 1.
         seed: seed of the random weights.
@@ -72,8 +71,8 @@ def load_encoder(
         check_rereadable("model", files)  # for the digest they are read again
         if kind == "word-vectors":
             return NamedEncoder(WordVectors.load(rest), _digest(kind, rest))
-        if len(files) > 2:
-            raise InputError(f"model: want sif:FILE or sif:FILE,COUNTS, got {name}")
+        if len(files) != 2:
+            raise InputError(f"model: want sif:FILE,COUNTS, got {name}")
         return NamedEncoder(SIF.load(*files), _digest(kind, *files))
 
     if not 0 <= seed < 2**32:
@@ -105,6 +104,6 @@ def _settings_digest(directory: Path) -> str:
     )
 
 
-def _digest(kind: str, vectors: str, *counts: str) -> str:
+def _digest(kind: str, *files: str) -> str:
     """The digest of files of word vectors and of word counts."""
-    return joined_digest(kind, *map(digest, [*parts(vectors), *map(Path, counts)]))
+    return joined_digest(kind, *(digest(Path(file)) for file in files))

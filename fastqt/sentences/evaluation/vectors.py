@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fastqt.errors import InputError
 from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.json_text import parse, to_json
-from fastqt.sentences.runs.files import write_atomically
-from fastqt.sentences.text.npz import Wanted, read_npz
+from fastqt.sentences.runs.tensor_files import open_tensors, save_tensors
 
 BATCH = 4096  # sentences in one call of the encoder
 
@@ -27,7 +27,7 @@ Encode = Callable[[list[str]], Any]  # from n sentences to an array (n, d)
 
 
 class Cache(NamedTuple):
-    """Where vectors are kept on disk: DIRECTORY/KEY.npz, one file, so that vectors and sentences fit.
+    """Where vectors are kept on disk: DIRECTORY/KEY.safetensors, one file, so that vectors and sentences fit.
 
     Example:
         >>> from pathlib import Path
@@ -112,7 +112,7 @@ def _checked(array: Any, rows: int) -> NDArray[np.float32]:
 
 
 def _path(cache: Cache) -> Path:
-    return cache.directory / f"{cache.key}.npz"
+    return cache.directory / f"{cache.key}.safetensors"
 
 
 def _load(cache: Cache) -> Vectors:
@@ -120,23 +120,22 @@ def _load(cache: Cache) -> Vectors:
     if not path.exists():
         return Vectors([], np.zeros((0, 0), dtype=np.float32))
     try:
-        arrays = read_npz(path, {"sentences": Wanted("u", 1), "vectors": Wanted("f", 2)})
-        texts, matrix = parse(arrays["sentences"].tobytes(), path, list), arrays["vectors"]
-        if len(matrix) != len(texts) or not all(isinstance(text, str) for text in texts):
+        with open_tensors(path) as file:
+            if set(file.keys()) != {"sentences", "vectors"}:
+                raise InputError(f"{path}: want the tensors sentences and vectors, got others")
+            sentences, matrix = (file.get_tensor(name).numpy() for name in ("sentences", "vectors"))
+        texts = parse(sentences.tobytes(), path, list)
+        fits = matrix.ndim == 2 and matrix.dtype == np.float32 and len(matrix) == len(texts)
+        if not fits or not all(isinstance(text, str) for text in texts):
             raise InputError(f"{path}: sentences: want a text for each of {len(matrix)} vectors")
         if not np.isfinite(matrix).all():
             raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity")
     except InputError as error:
         raise InputError(f"{error} (remove this file; its vectors will be made again)") from error
-    return Vectors(texts, matrix.astype(np.float32, copy=False))
+    return Vectors(texts, matrix)
 
 
 def _save(cache: Cache, vectors: Vectors) -> None:
     cache.directory.mkdir(parents=True, exist_ok=True)
-    sentences = np.frombuffer(to_json(vectors.texts).encode(), dtype=np.uint8)
-
-    def write(partial: Path) -> None:
-        with partial.open("wb") as file:
-            np.savez(file, sentences=sentences, vectors=vectors.matrix)
-
-    write_atomically(_path(cache), write)
+    sentences = torch.frombuffer(bytearray(to_json(vectors.texts).encode()), dtype=torch.uint8)
+    save_tensors(_path(cache), {"sentences": sentences, "vectors": torch.from_numpy(vectors.matrix)})

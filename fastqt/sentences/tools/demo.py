@@ -9,17 +9,14 @@ from typing import Any
 
 import torch
 
+from fastqt.machine import times
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.search import nearest
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.tools.bench import compare
 from fastqt.sentences.tools.library_text import folders, read_library
-from fastqt.sentences.tools.memory import mebibytes
 from fastqt.sentences.train import train
 from fastqt.sentences.train.progress import Display
 
-COMPARED = (4096, 768)  # (N, D) at which the loss is compared with eager PyTorch
-REPEATS = 3
 HELD_OUT = 8  # every eighth module is held out
 SETTINGS: dict[str, Any] = {
     **{"batch_size": 256, "context_size": 1, "vocab_size": 8000, "max_length": 30},
@@ -36,7 +33,7 @@ WIDEST_BAR = 60
 
 
 def run(seed: int = 0) -> None:
-    """Compares the loss with eager PyTorch, trains a small model and prints what it has learnt."""
+    """Measures losses beside eager PyTorch, trains a small model and prints what it has learnt."""
     began = time.perf_counter()
     threads = torch.get_num_threads()
     print(f"fastqt demo, on {threads} thread{'s' if threads > 1 else ''} of this machine's CPU, offline")
@@ -72,22 +69,16 @@ def _write(path: Path, documents: list[list[str]]) -> None:
 
 
 def _show_loss() -> None:
-    N, D = COMPARED
+    measurements = times.measure(torch.device("cpu"))
+    first = measurements[0]
     print(
-        f"\n1. The contrastive loss and its gradients, at N = {N:,} sentences of width D = {D:,}, float32\n"
+        "\n1. Contrastive losses with their gradients beside eager PyTorch, at "
+        f"N = {first.N:,} rows of width D = {first.D:,}, {first.dtype};\n"
+        "   MiB: peak above inputs and gradients\n"
     )
-    result = compare(N, D, repeats=REPEATS)
-    print(f"   {'':<14} {'ms':>7}  {'MiB above inputs and gradients':>30}")
-    for name, seconds, size in (
-        ("eager PyTorch", result.eager_seconds, result.eager_bytes),
-        ("fastqt", result.fused_seconds, result.fused_bytes),
-    ):
-        print(f"   {name:<14} {seconds * 1e3:>7,.0f}  {mebibytes(size):>30}")
-    print(
-        f"   The same value and the same gradients: relative difference {result.loss_difference:.0e} and "
-        f"{result.gradient_difference:.0e}.\n"
-        f"   Time of eager PyTorch / time of fastqt: {result.eager_seconds / result.fused_seconds:.2f}"
-    )
+    for line in times.lines(measurements):
+        print(f" {line}")
+    print("   fastqt check compares the values with the formulas.")
 
 
 class _Chart(Display):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from fastqt.losses import distillation_loss, gist_embed_loss, multiple_negatives
 from fastqt.nn import GISTEmbedLoss, MultipleNegativesRankingLoss
 from fastqt.sentences.metrics import ranking_figures, view_figures
 from fastqt.sentences.text import Batch, Sample
-from fastqt.sentences.text.npz import Wanted, map_npy
+from fastqt.sentences.text.arrays import map_rows
 from fastqt.sentences.text.triplets import ROWS_TOGETHER
 from fastqt.sentences.train.objectives import Measured, group_options
 from fastqt.sentences.train.ranks import Share
@@ -99,7 +98,7 @@ def _distilled(
 
 def _vectors_of_rows(path: str, rows: int) -> NDArray[Any]:
     """Maps an .npy file that has a vector for each row of the corpus."""
-    vectors = map_npy(Path(path), Wanted("f", 2))
+    vectors = map_rows(path)
     if len(vectors) != rows:
         raise InputError(
             f"teacher: want a vector for each of the {rows:,} rows of the corpus, got {len(vectors):,} in "

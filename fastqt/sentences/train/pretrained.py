@@ -17,7 +17,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.word_tables import tables_of_vectors
 from fastqt.sentences.text import Lexicon, Vocabulary
-from fastqt.sentences.text.vectors import parts, vectors_of, width_of
+from fastqt.sentences.text.vectors import vectors_of, width_of
 
 
 def width_of_words(config: TrainConfig, directory: Path, resume: bool) -> int:
@@ -69,8 +69,7 @@ def start_from_vectors(
 
     say(text)
     coverage |= {"width": config.word_dim, "scale": config.vectors_scale}
-    files = {each.name: digest(each) for each in parts(path)}
-    return to_json({"vectors": path, "sha256": files, **coverage}, indent=2) + "\n"
+    return to_json({"vectors": path, "sha256": digest(Path(path)), **coverage}, indent=2) + "\n"
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:

@@ -8,9 +8,9 @@ from types import TracebackType
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fastqt.machine.memory import peak_bytes
 from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
-from fastqt.sentences.runs.process_memory import peak_bytes
 
 FIRST_TRACED = 11  # step of a call of `train`; those before it allocate memory and fill caches
 TRACED = 5  # steps

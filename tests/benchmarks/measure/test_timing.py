@@ -18,9 +18,9 @@ from benchmarks.measure.timing import (
     steps_in_a_row,
 )
 from benchmarks.render import quiet_run
-from fastqt.sentences.runs.process_memory import MALLOC_VARIABLES, status_bytes
-from fastqt.sentences.tools import memory
-from fastqt.sentences.tools.memory import MIB
+from fastqt.machine.memory import MALLOC_VARIABLES, status_bytes
+from fastqt.machine import memory
+from fastqt.machine.memory import MIB
 
 
 def test_turns(benchmark):

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 
 import fastqt
+from fastqt import devices
 from fastqt.engines import ENGINES, cuda, plans
 from tests.csrc.building import why_no_modules
 from tests.csrc.cuda.on_a_cpu import kernel_on_a_cpu
@@ -175,15 +177,27 @@ def test_what_it_does_not_take_is_refused_or_left_to_triton(sizes, options, reas
         (9, 0, 232_448, None),
     ],
 )
-def test_gpus_that_cannot_run_it(major, minor, shared, reason, monkeypatch):
+def test_gpus_that_cannot_run_it(major, minor, shared, reason, monkeypatch, request):
     class Properties:
         name = "a GPU"
         shared_memory_per_block_optin = shared
 
     Properties.major, Properties.minor = major, minor
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    found = cuda.why_not_on(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for known in (devices.known_properties, devices.why_too_old):
+        known.cache_clear()
+        request.addfinalizer(known.cache_clear)
+
+    device = torch.device("cuda")
+    found = cuda.why_not_on(device, torch.bfloat16)
     assert found is None if reason is None else re.search(reason, found)
+    of_triton = ENGINES["triton"].why_not(None, device, torch.float16)
+    assert of_triton == (f"a GPU has {reason}" if major < 8 else None)
+    # On all of them the engine of torch's operations has matrix instructions for float16.
+    has_kernel = mock.patch.object(devices, "has_kernel", return_value=True)
+    with has_kernel:
+        assert devices.product_dtype(device, torch.float16) is torch.float16
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])

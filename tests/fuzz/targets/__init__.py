@@ -19,11 +19,9 @@ INSTRUMENTED = {
         "fastqt.sentences.text",
         "fastqt.sentences.evaluation",
         "numpy.lib",
-        "zipfile",
         "gzip",
         "lzma",
     ),
-    "word_vectors": ("fastqt.sentences.text", "numpy.lib", "json"),
     "evaluation": ("fastqt.sentences.evaluation", "fastqt.sentences.text", "numpy.lib"),
     "contrastive_loss": tuple(
         f"fastqt.{name}"
@@ -31,7 +29,7 @@ INSTRUMENTED = {
     ),
 }
 TARGETS = tuple(INSTRUMENTED)
-MODULES = {"tokenizer": "vocabulary", "word_vectors": "vectors"}  # of targets that have none of their own
+MODULES = {"tokenizer": "vocabulary"}  # of targets that have none of their own
 MEMORY = 2 << 30  # bytes that an input may take, beyond what the process has before
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
+import torch
+from safetensors.torch import save
 
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.data import read_labelled, read_pairs
@@ -12,7 +12,6 @@ from fastqt.sentences.evaluation.vectors import Cache, embed
 from tests.fuzz.files import folder, json_text, text_file, write
 from tests.fuzz.refusals import check_file_refusal
 from tests.fuzz.source import Bytes
-from tests.fuzz.targets.vectors import any_archive
 
 TEXTS = ["one", "two", "three"]  # in the cache
 WANTED = ["one", "four"]
@@ -43,7 +42,7 @@ def run_evaluation(data: bytes) -> bool:
 def _read_cache(source: Bytes) -> bool:
     """Vectors from a damaged cache: refused, or of one width and finite for every sentence."""
     cache = Cache(folder(), "key")
-    path = write("key.npz", _damaged_cache(source))
+    path = write("key.safetensors", _damaged_cache(source))
     try:
         vectors = embed(_ones, WANTED, cache=cache, progress=False)
     except InputError as error:
@@ -58,12 +57,14 @@ def _read_cache(source: Bytes) -> bool:
 
 
 def _damaged_cache(source: Bytes) -> bytes:
+    matrix = torch.ones(
+        3, source.integer(0, 4), dtype=source.choice((torch.float32, torch.float64, torch.int8))
+    )
+    sentences = torch.frombuffer(bytearray(json_text(source, TEXTS)) or bytearray(1), dtype=torch.uint8)
+    whole = bytearray(save({"sentences": sentences, "vectors": matrix}))
     if source.flag():
-        return any_archive(source, ("sentences", "vectors"))
-    matrix = np.ones((3, source.integer(0, 4)), source.choice((np.float32, np.float64, np.int8)))
-    file = io.BytesIO()
-    np.savez(file, sentences=np.frombuffer(json_text(source, TEXTS), np.uint8), vectors=matrix)
-    return file.getvalue()
+        whole[source.integer(0, 65535) % len(whole)] ^= source.integer(1, 255)
+    return bytes(whole)
 
 
 def _ones(texts: list[str]) -> np.ndarray:

@@ -12,9 +12,9 @@ import fastqt
 from fastqt import compiling
 from fastqt.compiling import Compiled
 from fastqt.errors import InputError
+from fastqt.machine.warming import LOSSES
 from fastqt.sentences.cli import COMMANDS, main
 from fastqt.sentences.cli.arguments import build_parser
-from fastqt.sentences.cli.compilation import LOSSES
 from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.options.option import options_of
 from fastqt.sentences.runs.config import KINDS, TrainConfig

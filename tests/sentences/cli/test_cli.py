@@ -101,13 +101,6 @@ def test_a_command_line_without_a_command_is_answered_with_help(capsys):
     assert "COMMAND" in capsys.readouterr().out
 
 
-def test_bench(capsys, monkeypatch):
-    monkeypatch.setattr("fastqt.sentences.tools.bench.SIZES", ((32, 8), (48, 4)))
-    assert main(["bench"]) == 0
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert rows == [["32", "8"], ["48", "4"]]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.thinned(2)
 def test_a_signal_stops_a_training_process(planted, tmp_path, number):

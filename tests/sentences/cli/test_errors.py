@@ -15,6 +15,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
 from tests.shared.command_lines import error_line
 from tests.shared.trainings import assert_same_weights
+from tests.shared.word_vectors import write_vectors
 
 TEXT = "a b\n\nc d\n" * 8
 SMALL = {"word_dim": 4, "batch_size": 8, "context_size": 1, "steps": 1, "device": "cpu"}
@@ -40,9 +41,8 @@ def files(tmp_path_factory):
     (folder / "loop").symlink_to("loop")
     (folder / "link.tsv").symlink_to("pairs.tsv")
     os.mkfifo(folder / "fifo")
-    words, vectors = np.array(["a", "b", "c", "d", "e"]), np.eye(5, 2, dtype=np.float32)
-    np.savez(folder / "vectors.npz", words=words, vectors=vectors)
-    np.savez(folder / "nan.npz", words=words, vectors=vectors * np.nan)
+    write_vectors(folder / "vectors.txt", "abcde", np.eye(5, 2))
+    write_vectors(folder / "nan.txt", "abcde", np.eye(5, 2) * np.nan)
     np.save(folder / "x.npy", np.eye(4, dtype=np.float32))
     (folder / "good" / "MR").mkdir(parents=True)
     (folder / "good" / "MR" / "all.tsv").write_text("0\ta\n1\tb\n" * 20)
@@ -117,8 +117,8 @@ REFUSED = [
     ("export model --format onnx --out text.txt", "out: want a directory, got the file"),
     ("export model --format onnx --out no/where", "cannot write no/where: no is not a direct"),
     ("plot model --out text.txt", "text.txt: File exists"),
-    ("expand model vectors.npz --out text.txt", "text.txt: File exists"),
-    ("expand model nan.npz --out new", "vectors"),
+    ("expand model vectors.txt --out text.txt", "text.txt: File exists"),
+    ("expand model nan.txt --out new", "vectors"),
     ("check --quick --device gpu", "--device: want one of cpu"),
     ("check --quick --device cpu meta", "--device: want one that torch can use here, cpu"),
     ("check --quick --device cpu:7", "--device: want a number below 1"),

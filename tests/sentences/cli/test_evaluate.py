@@ -45,7 +45,7 @@ def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
     assert "baseline" not in model_alone
     assert model_alone["tasks"]["MR"]["accuracy"] > 0.9
     assert (model_alone["settings"]["seed"], max(model_alone["settings"]["grid"])) == (3, 256)
-    names = {f"{each['sha256']}.npz" for each in (model_alone, random_alone)}
+    names = {f"{each['sha256']}.safetensors" for each in (model_alone, random_alone)}
     assert {path.name for path in (tmp_path / "cache").iterdir()} == names
     evaluated(capsys, model, *options, own, "--tasks", "MR", "--grid", "senteval")
     stored = json.loads(own.read_text())

@@ -29,7 +29,7 @@ def test_answers_are_printed_like_neighbours(model, planted, capsys):
     assert f"  {c}  (" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
 def test_neighbors_of_an_index_are_those_of_a_search_without_index(model, planted, tmp_path, capsys, kind):
     if kind != "flat":
         pytest.importorskip("faiss", reason="the extra faiss is not installed")

@@ -139,11 +139,14 @@ def test_features_are_read_as_float32(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.ones(3), r"x\.npy: want 2 dimensions and a dtype of kind f, got shape \(3,\) and float64"),
-        (np.ones((2, 2), dtype=int), "want 2 dimensions and a dtype of kind f, got .* int64"),
+        (
+            np.ones(3),
+            r"x\.npy: want rows \(n, d\) of .*, got shape \(3,\) of float64",
+        ),
+        (np.ones((2, 2), dtype=int), "of a floating-point type in an .npy, got .* int64"),
         (np.array([[np.nan]]), "want finite numbers of 32 bits"),
         (np.array([[1e300]]), "want finite numbers of 32 bits"),
-        (b"no array", r"x\.npy: want an array of numpy's format, got a damaged header"),
+        (b"no array", r"x\.npy is no \.npy, or is damaged"),
         (None, r"no such file: .*x\.npy"),
     ],
 )
@@ -161,7 +164,7 @@ def test_features_cut_short_and_a_folder_are_refused(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, np.ones((4, 5)))
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(InputError, match=r"x\.npy: want 160 bytes for shape \(4, 5\) of float64, got 152"):
+    with pytest.raises(InputError, match=r"x\.npy is no \.npy, or is damaged"):
         read_features(path)
     with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
         read_features(tmp_path)

@@ -1,4 +1,4 @@
-"""Logistic regressions, the choice of C, ensembles and class means, against scikit-learn and formulas."""
+"""Logistic regressions, the choice of C and few shots, against scikit-learn and formulas."""
 
 import math
 
@@ -11,16 +11,14 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 from fastqt.sentences.evaluation import classification as module
 from fastqt.sentences.evaluation import (
     cross_validated,
-    ensemble,
     few_shot,
     held_out_validated,
     limited_data,
-    mean_classifier,
     nested_cross_validation,
 )
 from fastqt.sentences.evaluation.classification import accuracy, split
 from fastqt.sentences.evaluation.logistic import fit, one_hot
-from tests.shared.tolerances import FITTED, FLOAT64
+from tests.shared.tolerances import FITTED
 
 GRID = (0.25, 4.0, 64.0)
 
@@ -152,14 +150,6 @@ def test_held_out_rows_choose_c_and_are_not_trained_on():
     assert chosen.score == max(wanted)
 
 
-def test_an_ensemble_by_hand():
-    first, second = np.log([[0.9, 0.1], [0.2, 0.8]]), np.log([[0.4, 0.6], [0.5, 0.5]])
-    np.testing.assert_allclose(ensemble([first, second], [90, 30]), 0.75 * first + 0.25 * second)
-    for scores in ([1.0], [1.0, 0.0]):
-        with pytest.raises(ValueError, match="scores: want "):
-            ensemble([first, second], scores)
-
-
 def test_limited_data_improves_with_size_and_ends_at_the_full_classifier():
     features, labels, _ = problem(600, 15, 2)
     sets = features[:400], labels[:400], features[400:], labels[400:]
@@ -171,16 +161,6 @@ def test_limited_data_improves_with_size_and_ends_at_the_full_classifier():
     assert curve[400][0] == accuracy(whole.log_probs(sets[2]), sets[3])
     with pytest.raises(ValueError, match="sizes: want at least two examples of each class, not so with 3"):
         limited_data(*sets, [3])
-
-
-def test_a_classifier_of_class_means_by_hand():
-    features = np.array([[1.0, 0], [3, 0], [0, 2], [0, 4], [-1, -1]])
-    test, wanted = np.array([[1.0, 0.5], [1, 2], [-3, -2]]), np.array([0, 0, 2])
-    scores = test @ np.array([[2, 0], [0, 3], [-1, -1]]).T
-    losses = np.log(np.exp(scores - scores[range(3), wanted][:, None]).sum(axis=1))
-    found = mean_classifier(features, np.array([0, 0, 1, 1, 2]), test, wanted)
-    assert found.accuracy == 2 / 3  # the second row is nearer to the second class
-    assert found.loss == pytest.approx(losses.mean(), rel=FLOAT64)
 
 
 def test_few_shots_separate_a_class_from_random_sentences_and_are_not_tested():

@@ -26,20 +26,12 @@ def read(path):
         return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def word2vec():
-    archive = np.load(DATA / "vectors" / "w2v_100d.npz")
-    return dict(zip(archive["words"].tolist(), archive["vectors"].astype(float), strict=True))
-
-
 def glove():
     with lzma.open(DATA / "vectors" / "glove.6B.50d.top2446.txt.xz", "rt", encoding="utf-8") as file:
         return {line.split()[0]: np.array(line.split()[1:], dtype=float) for line in file}
 
 
-VECTORS = {
-    "word2vec": ("word-vectors:{}/vectors/w2v_100d.npz", word2vec),
-    "glove": ("word-vectors:{}/vectors/glove.6B.50d.top2446.txt.xz", glove),
-}
+GLOVE = f"word-vectors:{DATA}/vectors/glove.6B.50d.top2446.txt.xz"
 
 
 def average(vectors, text):
@@ -51,13 +43,12 @@ def average(vectors, text):
 
 
 def test_subjectivity(tmp_path):
-    name, load = VECTORS["glove"]
     rows = read(DATA / "eval" / "SUBJ" / "all.tsv.xz")[::40]
     (tmp_path / "SUBJ").mkdir()
     (tmp_path / "SUBJ" / "all.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    found = evaluate(load_encoder(name.format(DATA)).encode, tmp_path, ["SUBJ"], grid=GRID).tasks["SUBJ"]
+    found = evaluate(load_encoder(GLOVE).encode, tmp_path, ["SUBJ"], grid=GRID).tasks["SUBJ"]
 
-    vectors = load()
+    vectors = glove()
     features, labels = np.array([average(vectors, text) for _, text in rows]), [label for label, _ in rows]
     shuffled = StratifiedKFold(10, shuffle=True, random_state=0)
     search = GridSearchCV(LogisticRegression(solver="newton-cholesky"), {"C": GRID}, cv=shuffled)
@@ -68,12 +59,10 @@ def test_subjectivity(tmp_path):
     assert found["accuracy"] > 0.75
 
 
-@pytest.mark.parametrize("kind", VECTORS)
-def test_textual_similarity(kind):
-    name, load = VECTORS[kind]
-    found = evaluate(load_encoder(name.format(DATA)).encode, DATA / "eval", ["STS14"]).tasks["STS14"]
+def test_textual_similarity():
+    found = evaluate(load_encoder(GLOVE).encode, DATA / "eval", ["STS14"]).tasks["STS14"]
 
-    vectors, scores, gold = load(), {}, {}
+    vectors, scores, gold = glove(), {}, {}
     for subset, score, first, second in read(DATA / "eval" / "STS" / "STS14.tsv.xz"):
         u, v = average(vectors, first), average(vectors, second)
         norms = np.linalg.norm(u) * np.linalg.norm(v)

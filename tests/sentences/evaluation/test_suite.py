@@ -165,8 +165,8 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
     assert more.sentences == evaluate(BagOfWords(), data, ["STS12", "STS14"]).sentences
     asked = {text for batch in encode.batches for text in batch}
     assert 0 < len(asked) <= 90
-    assert [path.name for path in cache.directory.iterdir()] == ["key.npz"]
-    path = cache.directory / "key.npz"
+    assert [path.name for path in cache.directory.iterdir()] == ["key.safetensors"]
+    path = cache.directory / "key.safetensors"
     whole = path.read_bytes()
     # A damaged cache never gives other vectors: it is refused, or the damage is in what nobody reads.
     for place in range(0, len(whole), len(whole) // 50):
@@ -174,11 +174,11 @@ def test_vectors_are_cached(data, tmp_path, monkeypatch):
         with contextlib.suppress(InputError):
             assert evaluate(None, data, ["STS12"], cache=cache).tasks["STS12"] == first.tasks["STS12"]
     path.write_bytes(whole[:-100])
-    with pytest.raises(InputError, match=r"key\.npz .*damaged.*remove this file"):
+    with pytest.raises(InputError, match=r"key\.safetensors .*damaged.*remove this file"):
         evaluate(None, data, ["STS14"], cache=cache)
     path.unlink()
     vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
-    with pytest.raises(InputError, match=r"encode or .*key\.npz: want vectors of one width, got 2, 3"):
+    with pytest.raises(InputError, match=r"encode or .*\.safetensors: want vectors of one width, got 2, 3"):
         vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
 
 

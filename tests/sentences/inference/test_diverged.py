@@ -12,6 +12,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.tensor_files import save_tensors
 from fastqt.sentences.train import train
 from tests.shared.command_lines import error_line
+from tests.shared.word_vectors import write_vectors
 
 SETTINGS = {"word_dim": 4, "batch_size": 8, "context_size": 1, "steps": 1, "device": "cpu"}
 
@@ -24,7 +25,7 @@ def files(tmp_path_factory):
     (folder / "pairs.tsv").write_text("a b\tc d\nc d\ta b\n")
     (folder / "MR").mkdir()
     (folder / "MR" / "all.tsv").write_text("0\ta b\n1\tc d\n" * 20)
-    np.savez(folder / "vectors.npz", words=np.array(list("abcd")), vectors=np.eye(4, 2, dtype=np.float32))
+    write_vectors(folder / "vectors.txt", "abcd", np.eye(4, 2))
     np.save(folder / "features.npy", np.eye(24, dtype=np.float32))
     for name, value in (("good", None), ("nan", float("nan")), ("huge", 3e38)):
         train(TrainConfig((str(folder / "text.txt"),), **SETTINGS), folder / name)
@@ -46,7 +47,7 @@ ENCODE = [
     "evaluate MODEL --data . --tasks MR",
     "retrieve MODEL --features features.npy --captions text.txt --share 0.4",
 ]
-READ = [*ENCODE, "export MODEL --format onnx --out new", "expand MODEL vectors.npz --out new"]
+READ = [*ENCODE, "export MODEL --format onnx --out new", "expand MODEL vectors.txt --out new"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.expansion import expand_vocabulary, fit_affine
 from fastqt.sentences.train import train
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
+from tests.shared.word_vectors import write_vectors
 
 W = 5
 SMALL = {"word_dim": 6, "hidden_size": 6, "layers": 1, "heads": 2, "feedforward": 8}
@@ -122,8 +123,8 @@ def test_the_command_reads_a_file_of_vectors(planted, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     train(TrainConfig((planted[0],), **SMALL, batch_size=48, steps=2, device="cpu"), run)
     words, vectors = pretrained(run)
-    np.savez(tmp_path / "vectors.npz", words=np.array(words), vectors=vectors)
-    assert main(["expand", str(run), str(tmp_path / "vectors.npz"), "--out", str(out)]) == 0
+    write_vectors(tmp_path / "vectors.txt", words, vectors)
+    assert main(["expand", str(run), str(tmp_path / "vectors.txt"), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: {len(NEW)} words added\n"
     add_words(run, words, vectors, tmp_path / "same")
     files = (folder / "model.safetensors" for folder in (out, tmp_path / "same"))

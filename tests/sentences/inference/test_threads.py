@@ -63,7 +63,7 @@ def test_an_encoder_and_a_module_of_sentence_transformers(tmp_path, name):
         np.testing.assert_allclose(vectors, wanted, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", pytest.param("hnsw", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
 def test_an_index(tmp_path, kind):
     """Calls of several efforts, which must not have those of each other."""
     rows, efforts = 600, (1, 3, 16, 40)

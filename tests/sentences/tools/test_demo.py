@@ -5,6 +5,7 @@ import re
 import pytest
 
 from fastqt.errors import InputError
+from fastqt.machine import times
 from fastqt.sentences.cli import main
 from fastqt.sentences.tools import demo, library_text
 
@@ -22,7 +23,7 @@ def library(tmp_path, monkeypatch):
         sentences = " ".join(story % place for place in range(40))
         (folder / f"module{number}.py").write_text(f'def f():\n    """{sentences}"""\n')
     monkeypatch.setattr(demo, "folders", lambda: (folder,))
-    monkeypatch.setattr(demo, "COMPARED", (64, 16))
+    monkeypatch.setattr(times, "ON_CPU", (64, 16))
     monkeypatch.setitem(demo.SETTINGS, "batch_size", 100)
     monkeypatch.setitem(demo.SETTINGS, "valid_every", 10)
     return folder
@@ -30,8 +31,8 @@ def library(tmp_path, monkeypatch):
 
 def without_times(text):
     """The output of the demonstration without what was measured."""
-    text = re.sub(r"(eager PyTorch|fastqt) +[\d,]+ +[-\d,]+\n", r"\1\n", text)
-    return re.sub(r"(time of fastqt: |\n)[\d.]+( s in all|)", r"\1\2", text)
+    text = re.sub(r"((?:InfoNCE|CLIP) .*?) +[\d.,]+ +[-\d,]+\n", r"\1\n", text)
+    return re.sub(r"\n[\d.]+( s in all)", r"\1", text)
 
 
 def test_the_demo(library, capsys):

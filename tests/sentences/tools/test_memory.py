@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
+from fastqt.machine import memory
+from fastqt.machine import memory as process_memory
+from fastqt.machine.memory import MALLOC_VARIABLES, MIB, growth_of_process
 from fastqt.sentences import cli
-from fastqt.sentences.runs import process_memory
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.process_memory import MALLOC_VARIABLES
-from fastqt.sentences.tools import bench, memory
-from fastqt.sentences.tools.memory import MIB, growth_of_process
 from fastqt.sentences.train import train
 from fastqt.sentences.train.profiling import peak_memory
 from tests.shared.trainings import assert_same_run, stopping
@@ -24,7 +23,7 @@ from tests.shared.trainings import assert_same_run, stopping
 ONE_MIB = MIB // 4  # numbers in float32
 PEAK_OF_WORK = """
 import torch
-from fastqt.sentences.tools import memory
+from fastqt.machine import memory
 
 def allocate(mib):
     return torch.ones(mib * memory.MIB // 4)
@@ -49,13 +48,7 @@ def test_results_are_not_counted_and_what_is_freed_is():
     assert 60 * MIB < int(peak) < 68 * MIB
 
 
-def test_a_comparison_takes_away_the_loss_and_the_gradients(monkeypatch):
-    """The growth of the process is given here."""
-    N, D = 64, 16
-    gradients = 2 * N * D * 4
-    monkeypatch.setattr(memory, "growth_of_process", lambda function: (function(), 100 * MIB))
-    compared = bench.compare(N, D, repeats=1)
-    assert compared.fused_bytes == compared.eager_bytes == 100 * MIB - gradients - 4
+def test_results_are_taken_away_from_the_growth():
     for growth, above in ((5 * MIB, 4 * MIB), (MIB // 2, 0), (None, None)):
         assert memory.above(growth, [torch.ones(ONE_MIB)]) == above
 
@@ -66,7 +59,7 @@ def test_bytes_in_words():
 
 FREED = """
 import torch
-from fastqt.sentences.runs.process_memory import keep_freed_memory, status_bytes
+from fastqt.machine.memory import keep_freed_memory, status_bytes
 
 is_kept = keep_freed_memory()
 large = torch.ones(1 << 25)

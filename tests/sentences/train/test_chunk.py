@@ -71,7 +71,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.tools.memory import growth_of_process
+from fastqt.machine.memory import growth_of_process
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.preparation import read_corpus
 

@@ -18,6 +18,7 @@ from fastqt.sentences.text import Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import train
 from tests.shared.tolerances import ADAM_STEPS, FELT_BY_ADAM, FLOAT32, relative
 from tests.shared.trainings import metrics, trainer_of
+from tests.shared.word_vectors import write_vectors
 
 SMALL = {"word_dim": 12, "hidden_size": 8, "layers": 2, "heads": 3, "feedforward": 16, "dropout": 0.0}
 SMALL |= {"batch_size": 48, "context_size": 1, "report_every": 10}
@@ -216,8 +217,8 @@ def test_vectors_of_a_combined_model_are_joined_by_halves_of_norm_one(planted, t
 
     # One of the commands that take it.
     words = [f"topic{topic}word{word}" for topic in range(30) for word in range(3)] + ["zebra"]
-    np.savez(tmp_path / "v.npz", words=np.array(words), vectors=np.random.default_rng(0).normal(size=(91, 3)))
-    assert main(["expand", str(runs[0]), str(tmp_path / "v.npz"), "--out", str(tmp_path / "more")]) == 0
+    path = write_vectors(tmp_path / "v.txt", words, np.random.default_rng(0).normal(size=(91, 3)))
+    assert main(["expand", str(runs[0]), str(path), "--out", str(tmp_path / "more")]) == 0
     after = SentenceEncoder.load(tmp_path / "more")
     assert np.array_equal(found, after.encode(texts))
     assert np.abs(after.encode(["zebra"]) - joined.encode(["zebra"])).max() > 1e-3

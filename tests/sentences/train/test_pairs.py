@@ -215,7 +215,7 @@ def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
         ("rows", {"batch_size": 61}, "the corpus is shorter than a batch: 60 sentences"),
         ("rows", {"teacher": paths[:2]}, "teacher: want a file for each of the 3 columns .*, got 2"),
         ("rows", taught("short"), "teacher: want a vector for each of the 60 rows"),
-        ("rows", taught("flat"), "flat.npy: want 2 dimensions"),
+        ("rows", taught("flat"), "flat.npy: want rows"),
         ("rows", taught("absent"), "cannot read .*absent.npy"),
         ("rows", taught("nan"), "teacher: want finite numbers, .* row 1 of .*nan.npy"),
         ("rows", taught("wide"), "teacher: want vectors of width 7, got 8 in .*wide.npy"),

@@ -25,8 +25,8 @@ def export_run(
     """Writes the encoder of a run as a directory in one of `FORMATS`; returns the width of its vectors.
 
     The vectors are those that `fastqt embed` writes, with `normalize` as there. What was written is loaded
-    and compared with them before it takes its place. `out` is a new directory, or with `overwrite` one that an
-    earlier call wrote. It gets a model card, README.md, too.
+    and compared with them before it takes its place. `out` is a new directory, or with `overwrite` one that
+    an earlier call wrote. It gets a model card, README.md, too.
     """
     run, out = Path(run), Path(out)
     if format not in FORMATS:

@@ -1,4 +1,4 @@
-"""Makes an index of a corpus, in bounded memory for all kinds but a graph."""
+"""Makes an index of a corpus, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index.array_file import ArrayWriter
 from fastqt.sentences.inference.index.index import FORMAT, CorpusDigest, Index, Recall
 from fastqt.sentences.inference.index.recall import measure, sample, sufficient_effort
-from fastqt.sentences.inference.index.searchers import ID_BYTES, MOST_LINKS, SEARCHERS, import_faiss
+from fastqt.sentences.inference.index.searchers import ID_BYTES, SEARCHERS, import_faiss
 from fastqt.sentences.inference.index.spool import Spool
 from fastqt.sentences.inference.search import normalized
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks
-from fastqt.sentences.text.limits import check_bytes
 
 ENDING = ".index"
 SENTENCES = 8192  # that are encoded together
@@ -34,19 +33,16 @@ LISTS_PER_ROOT = 4  # lists for each unit of the square root of the number of ro
 TRAINED_ROWS = 64  # for each list, but
 TRAINED_BYTES = 1 << 29  # at most
 ITERATIONS = 10  # of k-means
-CONSTRUCTION = 100  # rows in sight of the walk that looks for the neighbours of a new row of a graph
 
 
 @dataclass(frozen=True)
 class IndexOptions:
     """What kind of index is made."""
 
-    # "flat", "ivf" or "hnsw"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more.
+    # "flat" or "ivf"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more.
     kind: str = "auto"
     lists: int | None = None  # of "ivf"; None is four times the square root of the number of sentences
-    links: int = 32  # of "hnsw", from each sentence to others; twice as many on the lowest level
-    # What share of the exact nearest neighbours a search has to find: it reads as few lists, or keeps as few
-    # rows in sight, as that needs.
+    # What share of the exact nearest neighbours a search has to find: it reads as few lists as that needs.
     min_recall: float = 0.95
     seed: int = 0  # of the samples that centroids are computed from and recall is measured on
 
@@ -57,8 +53,6 @@ class IndexOptions:
             raise InputError(f"lists: want them for kind ivf alone, got {self.lists} for {self.kind}")
         if self.lists is not None and self.lists < 1:
             raise InputError(f"lists: want at least 1, got {self.lists}")
-        if not 2 <= self.links <= MOST_LINKS:
-            raise InputError(f"links: want 2 to {MOST_LINKS}, got {self.links}")
         if not 0 < self.min_recall <= 1:
             raise InputError(f"min_recall: want more than 0 and at most 1, got {self.min_recall}")
         if not 0 <= self.seed < 2**31:
@@ -72,9 +66,8 @@ def build_index(
 
     The corpus, text files as of `fastqt.sentences.text.read_blocks`, is streamed, and its vectors wait on the
     disk beside `out`, which for a while needs twice the room of the index. "flat" takes little memory; "ivf"
-    24 bytes a sentence, and a sample of the vectors that centroids are computed from (at most 512 MiB);
-    "hnsw" the whole index. The sentences are in the index too, and the encoder's `digest`, which is compared
-    when the index is used.
+    24 bytes a sentence, and a sample of the vectors that centroids are computed from (at most 512 MiB). The
+    sentences are in the index too, and the encoder's `digest`, which is compared when the index is used.
     """
     options = options or IndexOptions()
     check_ending(out, ENDING)
@@ -82,7 +75,7 @@ def build_index(
         raise InputError(f"{out}: want a regular file, since an index is read in place, got another kind")
     check_can_be_written(out)
     check_is_not_read(out, corpus)
-    if options.kind in ("ivf", "hnsw"):
+    if options.kind == "ivf":
         import_faiss()
 
     def write(partial: Path) -> None:
@@ -233,21 +226,4 @@ def _centroids(vectors: Spool, count: int, seed: int) -> NDArray[np.float32]:
     return centroids
 
 
-def _write_graph(writer: ArrayWriter, vectors: Spool, options: IndexOptions) -> dict[str, Any]:
-    faiss, width = import_faiss(), vectors.shape[1]
-    check_bytes(
-        vectors.rows * (4 * width + 8 * options.links), "kind: what a graph of these sentences takes by hnsw"
-    )
-    index = faiss.IndexHNSWFlat(width, options.links, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = CONSTRUCTION
-    index.hnsw.rng = faiss.RandomGenerator(options.seed)
-    for part in vectors.parts(ROWS):
-        index.add(part)
-    _write_flat(writer, vectors, options)
-    for name in ("levels", "neighbors"):
-        values = faiss.vector_to_array(getattr(index.hnsw, name))
-        writer.add(name, "int32", values.shape, np.array_split(values, -(-len(values) // ELEMENTS)))
-    return {"links": options.links, "entry": index.hnsw.entry_point}
-
-
-WRITERS = {"flat": _write_flat, "ivf": _write_lists, "hnsw": _write_graph}
+WRITERS = {"flat": _write_flat, "ivf": _write_lists}

@@ -36,13 +36,12 @@ class Index:
     """The sentences of a corpus and what finds the nearest of them, in a file that `fastqt index` wrote.
 
     The file is mapped, and a search reads only what it needs, after that was verified by its checksums. It
-    must stay as it is while it is in use. It is refused where this machine's memory does not hold its graph,
-    or faiss is not installed and the kind needs it.
+    must stay as it is while it is in use. It is refused where faiss is not installed and the kind needs it.
 
     Attributes:
-        kind: "flat", "ivf" or "hnsw".
+        kind: "flat" or "ivf".
         files: the names of the corpus's files when the index was made.
-        effort: of a search: the lists that "ivf" reads, and the rows that "hnsw" keeps in sight.
+        effort: of a search: the lists that "ivf" reads.
         recall: with that effort, as it was measured when the index was made.
     """
 
@@ -55,7 +54,7 @@ class Index:
         rows, self.width = field(header, "rows", int, path), field(header, "width", int, path)
         self.kind: str = field(header, "kind", str, path)
         if self.kind not in SEARCHERS:
-            raise InputError(f"{path} is damaged: kind: want flat, ivf or hnsw, got another one")
+            raise InputError(f"{path} is damaged: kind: want flat or ivf, got another one")
         if not (1 <= rows < 2**40 and 1 <= self.width < 2**24):
             raise InputError(
                 f"{path} is damaged: want a row and a column at least, got {rows} x {self.width}"
@@ -79,11 +78,8 @@ class Index:
         """What it holds, and how good its searches are."""
         parts = [f"{len(self):,} sentences x {self.width}, {self.kind}"]
         if self.kind == "ivf":
+            value, at, queries = self.recall
             parts.append(f"a search reads {self.effort:,} of {self.searcher.most_effort:,} lists")
-        elif self.kind == "hnsw":
-            parts.append(f"a search keeps {self.effort:,} sentences in sight")
-        value, at, queries = self.recall
-        if self.kind != "flat":
             parts.append(f"recall@{at} {value:.4f} of {queries:,} sentences of the corpus")
         return "; ".join(parts)
 

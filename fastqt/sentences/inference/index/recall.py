@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastqt.errors import InputError
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.index.index import RECALL_AT, Index, Recall
 from fastqt.sentences.inference.index.spool import Spool
@@ -55,15 +54,10 @@ def measure(index: Index, questions: Questions, effort: int) -> Recall:
 
 
 def sufficient_effort(index: Index, questions: Questions, min_recall: float) -> int:
-    """The least effort, as far as recall grows with it, that reaches a recall; InputError where none does."""
+    """The least effort, as far as recall grows with it, that reaches a recall, or else all effort."""
     effort, most = index.searcher.least_effort, index.searcher.most_effort
     below = effort - 1
-    while (reached := measure(index, questions, effort).value) < min_recall:
-        if effort == most:
-            raise InputError(
-                f"min_recall: want at most {reached:.4f}, which is what {index.kind} reaches here with all "
-                f"effort, got {min_recall}; ivf can reach more"
-            )
+    while effort < most and measure(index, questions, effort).value < min_recall:
         below, effort = effort, min(2 * effort, most)
     while effort - below > 1:
         middle = (below + effort) // 2

@@ -1,4 +1,4 @@
-"""The three kinds of index: how each searches what an index file holds."""
+"""The two kinds of index: how each searches what an index file holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.index.array_file import ArrayFile
-from fastqt.sentences.json_text import field
-from fastqt.sentences.text.limits import check_bytes
 
 ROWS = 8192  # that are searched at a time
 ID_BYTES = 8
@@ -110,76 +108,7 @@ class Lists:
         return scores, rows
 
 
-class Graph:
-    """Walks along a graph of near vectors and keeps the best rows that it saw in sight (HNSW)."""
-
-    least_effort, most_effort = 16, 4096  # rows in sight
-
-    def __init__(self, file: ArrayFile, rows: int, width: int) -> None:
-        faiss = import_faiss()
-        links = field(file.header, "links", int, file.path)
-        entry = field(file.header, "entry", int, file.path)
-        self._flat = Flat(file, rows, width)
-
-        neighbors = file.array("neighbors", "int32", file.shape("neighbors") or (0,))
-        check_bytes(4 * (rows * width + len(neighbors)), f"{file.path}: what a search takes")
-        if not 2 <= links <= MOST_LINKS:
-            raise InputError(f"{file.path} is damaged: links: want 2 to {MOST_LINKS}, got {links}")
-
-        self._index = faiss.IndexHNSWFlat(width, links, faiss.METRIC_INNER_PRODUCT)
-        graph = self._index.hnsw
-        levels = file.array("levels", "int32", (rows,)).read()
-        ends = faiss.vector_to_array(graph.cum_nneighbor_per_level).astype(np.int64)
-
-        offsets = _checked_graph(file, levels, neighbors.read(), ends, entry)
-        for name, values in (
-            ("levels", levels),
-            ("offsets", offsets.astype(np.uint64)),
-            ("neighbors", neighbors.read()),
-        ):
-            faiss.copy_array_to_vector(np.ascontiguousarray(values), getattr(graph, name))
-
-        graph.entry_point, graph.max_level = entry, int(levels.max()) - 1
-        self._index.storage.add(self._flat.vectors.read())
-        self._index.ntotal = rows
-
-    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        options = import_faiss().SearchParametersHNSW(efSearch=max(effort, k))
-        scores, rows = self._index.search(queries, k, params=options)
-        # A walk does not come to all rows where many are equal.
-        if (short := (rows < 0).any(axis=1)).any():
-            scores[short], rows[short] = self._flat.search(queries[short], k, 1)
-        return scores, rows
-
-
-def _checked_graph(
-    file: ArrayFile,
-    levels: NDArray[np.int32],  # of how many levels each row has neighbours
-    neighbors: NDArray[np.int32],  # those of each row, level after level; -1 for none
-    ends: NDArray[np.int64],  # of a row's neighbours, where those of each level end
-    entry: int,  # the row where a walk begins, on the highest level
-) -> NDArray[np.int64]:
-    """Where each row's neighbours begin, (rows + 1,): a walk along the graph stays within its arrays."""
-    rows, damaged = len(levels), f"{file.path} is damaged:"
-    if levels.min() < 1 or levels.max() >= len(ends):
-        raise InputError(f"{damaged} levels: want 1 to {len(ends) - 1}")
-    offsets = np.concatenate([[0], np.cumsum(ends[levels])])
-    if offsets[-1] != len(neighbors):
-        raise InputError(f"{damaged} neighbors: want {offsets[-1]:,} for its levels, got {len(neighbors):,}")
-    if neighbors.min() < -1 or neighbors.max() >= rows:
-        raise InputError(f"{damaged} neighbors: want -1 to {rows - 1:,}")
-    for level in range(1, int(levels.max())):
-        above = offsets[:-1][levels > level]
-        linked = neighbors[above[:, None] + np.arange(ends[level], ends[level + 1])]
-        if (levels[linked[linked >= 0]] <= level).any():
-            raise InputError(f"{damaged} neighbors: want those of level {level} on this level")
-    if not 0 <= entry < rows or levels[entry] != levels.max():
-        raise InputError(f"{damaged} entry: want a row of the highest level, got {entry}")
-    return offsets
-
-
-MOST_LINKS = 512
-SEARCHERS: dict[str, type[Flat] | type[Lists] | type[Graph]] = {"flat": Flat, "ivf": Lists, "hnsw": Graph}
+SEARCHERS: dict[str, type[Flat] | type[Lists]] = {"flat": Flat, "ivf": Lists}
 
 
 def import_faiss() -> Any:
@@ -187,4 +116,4 @@ def import_faiss() -> Any:
     try:
         return load_library("faiss")
     except ImportError as error:
-        raise InputError(f"index: for ivf or hnsw {error}") from error
+        raise InputError(f"index: for ivf {error}") from error

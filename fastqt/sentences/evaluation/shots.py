@@ -1,4 +1,4 @@
-"""Classifiers that need no training: their weights are means of vectors."""
+"""Classifiers of a few sentences, whose weights are means of vectors."""
 
 from __future__ import annotations
 
@@ -16,37 +16,6 @@ class MeanClassifier(NamedTuple):
 
     accuracy: float
     loss: float  # mean over the test rows of logsumexp(W x) − (W x)_label, CURL's supervised loss
-
-
-def mean_classifier(
-    features: NDArray[np.floating],  # (n, d)
-    labels: NDArray[np.int64],  # (n,)
-    test_features: NDArray[np.floating],  # (m, d)
-    test_labels: NDArray[np.int64],  # (m,)
-) -> MeanClassifier:
-    """Evaluates the linear classifier whose weights are the mean vectors of the classes.
-
-    Args:
-        features: (n, d) the rows whose means are taken.
-        labels: (n,) their class numbers, counted from 0; each class needs a row.
-        test_features: (m, d) the rows to classify.
-        test_labels: (m,) their class numbers.
-
-    Returns:
-        Accuracy and loss on the test rows.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import mean_classifier
-        >>> features, labels = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1])
-        >>> mean_classifier(features, labels, np.array([[2.0, 1.0]]), np.array([0])).accuracy
-        1.0
-
-    Source: Arora et al. (2019), L_sup^μ.
-    """
-    data = np.asarray(features, dtype=np.float64)
-    weights = np.stack([data[labels == number].mean(axis=0) for number in range(labels.max() + 1)])
-    return _evaluate(weights, test_features, test_labels)
 
 
 def few_shot(

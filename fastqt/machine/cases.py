@@ -14,7 +14,6 @@ from fastqt.functional import contrastive_loss, sigmoid_loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.siglip import siglip_loss
-from fastqt.sentences.tools.bench import window_matrix
 
 LEARNT = 24.0  # the score of each pair of converged inputs, beside which all others are small
 
@@ -44,6 +43,17 @@ class Case:
     def make(self) -> Inputs:
         """The inputs: the same ones whenever they are made."""
         return self.inputs(self.N, self.M, self.K, self.D)
+
+
+def window_matrix(size: int, context_size: int) -> Tensor:
+    """The targets of QuickThoughts as a dense matrix, (size, size) float32.
+
+    Each row is uniform over the sentence's neighbours, and 0 elsewhere.
+    """
+    numbers = torch.arange(size, device="cpu")
+    offset = numbers[:, None] - numbers
+    near = ((offset.abs() <= context_size) & (offset != 0)).float()
+    return near / near.sum(dim=1, keepdim=True)
 
 
 def of_window(queries: Tensor, candidates: Tensor) -> Tensor:

@@ -1,29 +1,38 @@
-"""Word vectors as text and as .npz, and word counts."""
+"""Pre-trained word vectors and word counts, read from the text in which they are published."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.text.limits import table_lines
-from fastqt.sentences.text.npz import Wanted, npz_header, read_npz
-from fastqt.sentences.text.vectors.rows import WordVectorRows, finite
+from fastqt.sentences.text.reader import check_rereadable
 
-SURROGATES = (0xD800, 0xE000)
 LARGEST_COUNT = np.iinfo(np.int64).max
 HEADER_NUMBER = re.compile("[0-9]{1,18}")
-ARRAYS = {"words": Wanted("U", 1), "vectors": Wanted("fiu", 2), "counts": Wanted("iu", 1, optional=True)}
 
 
-def read_text_vectors(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
-    """Reads text with a word and numbers on each line, as `read_vectors` says."""
+class WordVectorRows(NamedTuple):
+    """Words and their vectors."""
+
+    words: list[str]  # n
+    vectors: NDArray[np.float32]  # (n, d), finite
+
+
+def read_vectors(path: str | Path, wanted: Collection[str] | None = None) -> WordVectorRows:
+    """Reads word vectors: n words, in the order of the file, with vectors (n, d), finite float32.
+
+    The file is text with lines "word v1 … vd", as of GloVe, which may begin with a line of the number of
+    words and d, as of word2vec and fastText, and may be compressed as .gz or .xz. A word may hold blanks, and
+    lines may end with them. Vectors of words other than the wanted ones are not kept; by default all are.
+    """
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     width = 0
@@ -35,11 +44,15 @@ def read_text_vectors(path: str | Path, wanted: Collection[str] | None) -> WordV
             words.append(word)
             rows.append(row)
     vectors = np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
-    return WordVectorRows(words, vectors, None)
+    return WordVectorRows(words, vectors)
 
 
-def width_of_text(path: str | Path) -> int:
-    """The number of numbers on the first line of a text that has a word."""
+def width_of(path: str | Path) -> int:
+    """The number of dimensions of the word vectors in a file, as of `read_vectors`, of which little is read.
+
+    What can be read only once is refused.
+    """
+    check_rereadable("vectors", [str(path)])
     _, _, row = next(_words_and_vectors(path))
     return len(row)
 
@@ -95,42 +108,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def width_of_npz(path: str | Path) -> int:
-    """The width of the vectors of an .npz, from their header."""
-    shape, _, _ = npz_header(path, "vectors", ARRAYS["vectors"])
-    return shape[1]
-
-
-def read_npz_vectors(path: str | Path, wanted: Collection[str] | None) -> WordVectorRows:
-    """Reads what `fastqt.sentences.text.vectors.read_vectors` says from an .npz file."""
-    words, vectors, counts = _read_npz(path)
-    if wanted is not None:
-        kept = [row for row, word in enumerate(words) if word in wanted]
-        words, vectors = [words[row] for row in kept], vectors[kept]
-        counts = None if counts is None else counts[kept]
-    return WordVectorRows(words, vectors, counts)
-
-
-def _read_npz(path: str | Path) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64] | None]:
-    arrays = read_npz(path, ARRAYS)
-    # numpy makes a text of any numbers; Python then ends with an error of its own, or has half a character.
-    codes = arrays["words"].view(f"{arrays['words'].dtype.str[0]}u4")
-    if ((codes > sys.maxunicode) | ((codes >= SURROGATES[0]) & (codes < SURROGATES[1]))).any():
-        raise InputError(f"{path}: words: want Unicode texts, got numbers that are no characters")
-    words = arrays["words"].tolist()
-    if len(vectors := arrays["vectors"]) != len(words):
-        raise InputError(f"{path}: vectors: want {len(words)} rows for as many words, got {len(vectors)}")
-    with np.errstate(over="ignore"):
-        vectors = finite(vectors.astype(np.float32), path)
-    if (counts := arrays.get("counts")) is not None:
-        if len(counts) != len(words):
-            raise InputError(f"{path}: counts: want {len(words)} for as many words, got {len(counts)}")
-        if len(counts) and not 0 <= counts.min() <= counts.max() <= LARGEST_COUNT:
-            raise InputError(f"{path}: counts: want none below 0 or above {LARGEST_COUNT}")
-        counts = counts.astype(np.int64)
-    return words, vectors, counts
-
-
 def read_counts(path: str | Path) -> dict[str, int]:
     """Reads the frequency of words from a text file with lines "word count"."""
     counts: dict[str, int] = {}
@@ -148,3 +125,39 @@ def read_counts(path: str | Path) -> dict[str, int]:
     if sum(counts.values()) > LARGEST_COUNT:
         raise InputError(f"{path}: want counts whose sum is at most {LARGEST_COUNT}")
     return counts
+
+
+class WordRows:
+    """Finds a word's row: that of the word itself, or else that of its lower-case form.
+
+    Of a word that occurs twice, the first row counts.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._rows: dict[str, int] = {}
+        for row, word in enumerate(words):
+            self._rows.setdefault(word, row)
+
+    def find(self, word: str) -> int:
+        """The row of a word, -1 if it has none."""
+        row = self._rows.get(word)
+        return self._rows.get(word.lower(), -1) if row is None else row
+
+
+class Found(NamedTuple):
+    """The vectors of those words that have one."""
+
+    places: NDArray[np.int64]  # (n,), ascending: which of the words they are
+    vectors: NDArray[np.float32]  # (n, d)
+
+
+def vectors_of(path: str | Path, words: Sequence[str]) -> Found:
+    """Looks words up in a file, as of `read_vectors`. Memory holds the vectors of these words alone.
+
+    A word takes the vector of the word itself, or else that of its lower-case form.
+    """
+    names, vectors = read_vectors(path, {*words, *(word.lower() for word in words)})
+    find = WordRows(names).find
+    rows = np.fromiter(map(find, words), dtype=np.int64, count=len(words))
+    places = np.flatnonzero(rows >= 0)
+    return Found(places, vectors[rows[places]])

@@ -11,10 +11,10 @@ import torch
 
 from fastqt.engines import ENGINES, Engine
 from fastqt.engines.chunked import contrastive
+from fastqt.machine import cases, check, times, verdicts
+from fastqt.machine.verdicts import Question, Truths, answer
 from fastqt.problem import Problem
 from fastqt.sentences.cli import main
-from fastqt.sentences.tools import check, check_cases, check_times, check_verdicts
-from fastqt.sentences.tools.check_verdicts import Question, Truths, answer
 
 CPU = torch.device("cpu")
 QUICK = ["check", "--quick", "--device", "cpu"]
@@ -51,7 +51,7 @@ def test_right_engines_pass_and_a_table_is_printed(capsys, tmp_path):
     assert stored["right"] is True
     assert stored["faults"] == []
 
-    usable = check_verdicts.usable_engines(CPU)
+    usable = verdicts.usable_engines(CPU)
     assert {"torch", "reference"} <= set(usable)
     for engine, dtype in itertools.product(usable, ("float32", "bfloat16", "float16")):
         row = re.search(rf"^  {engine} +{dtype} +(\d+) +0 +0 +0 +(0\.\d\d)$", out, re.MULTILINE)
@@ -91,12 +91,12 @@ def test_a_wrong_engine_is_found(spoil, only, capsys, monkeypatch, tmp_path):
 def test_what_is_not_reached_is_told(capsys, monkeypatch):
     """The time is over after a few answers, or at once."""
     clock = itertools.chain([0.0] * 6, itertools.repeat(1e9))
-    for module in (check, check_times):
+    for module in (check, times):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert main(QUICK) == 0
     out = capsys.readouterr().out
     assert re.search(r"Nothing is wrong: \d checks passed\. \d+ were not reached in this time; --sec", out)
-    assert out.count(check_times.LATE) == 6
+    assert out.count(times.LATE) == 6
 
     clock = itertools.chain([0.0], itertools.repeat(1e9))
     assert main(QUICK) == 1
@@ -104,7 +104,7 @@ def test_what_is_not_reached_is_told(capsys, monkeypatch):
 
 
 def test_converged_inputs_are_converged():
-    for case in check_cases.CASES:
+    for case in cases.CASES:
         if "converged" in case.name:
             rows = case.formula(**{name: x.double() for name, x in case.make().items()})
             assert rows.max() < 1e-6
@@ -116,9 +116,9 @@ def test_a_device_without_a_dtype_is_not_blamed_on_an_engine(monkeypatch):
         raise NotImplementedError('"addmm" not implemented for Half')
 
     def formula(**x):
-        return none() if x["queries"].dtype is torch.float16 else check_cases.of_window(**x)
+        return none() if x["queries"].dtype is torch.float16 else cases.of_window(**x)
 
-    case = replace(check_cases.QUICK_CASES[0], formula=formula)
+    case = replace(cases.QUICK_CASES[0], formula=formula)
     verdict = answer(Question(CPU, "torch", case, torch.float16, "fast", "sum"), Truths())
     assert verdict.status == "refused"
     assert "eager PyTorch does not compute it" in verdict.message
@@ -128,7 +128,7 @@ def test_a_loss_without_memory_is_told_in_the_table(monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("out of memory\nTried to allocate 1 TiB")
 
-    monkeypatch.setattr(check_times, "of_clip", refuse)
-    measurements = check_times.measure(CPU, quick=True)
-    (row,) = [line for line in check_times.lines(measurements) if "CLIP     eager" in line]
+    monkeypatch.setattr(times, "of_clip", refuse)
+    measurements = times.measure(CPU, quick=True)
+    (row,) = [line for line in times.lines(measurements) if "CLIP     eager" in line]
     assert row.endswith("-        -  RuntimeError: out of memory")

@@ -1,21 +1,27 @@
-"""The memory of a computation: what "MiB" means in benchmarks, in the demonstration and in documents."""
+"""The memory of a process and of a computation: what "MiB" means in benchmarks and in documents."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
-
-from fastqt.sentences.runs.process_memory import status_bytes
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIB = 1 << 20
+STATUS = Path("/proc/self/status")  # of Linux
+
+# Of glibc's malloc.h, and the variables by which a user sets the same.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+MOST, NEVER = 2**31 - 1, -1
 
 X = TypeVar("X")
-Results = TypeVar("Results", bound=Sequence[Tensor])
+Results = TypeVar("Results", bound="Sequence[Tensor]")
 
 
 def peak_above_results(function: Callable[[], Results]) -> tuple[Results, int | None]:
@@ -57,3 +63,34 @@ def growth_of_process(function: Callable[[], X]) -> tuple[X, int | None]:
 def mebibytes(size: int | None) -> str:
     """A number of bytes as text in MiB; a dash for None."""
     return "-" if size is None else f"{size / MIB:,.0f}"
+
+
+def status_bytes(name: str) -> int:
+    """A figure of Linux's status of this process in bytes, such as VmRSS, the memory that is in use."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def peak_bytes() -> int | None:
+    """The most memory that this process has had in use, in bytes; None where the system does not say."""
+    if sys.platform.startswith("linux"):
+        # getrusage would count what the process had before it became this program, such as a shell's.
+        return status_bytes("VmHWM") if STATUS.exists() else None
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def keep_freed_memory() -> bool:
+    """Has glibc's malloc keep what is freed for the next tensors; returns whether it does.
+
+    By default it gives a tensor of more than 32 MiB back to the system, and the first use of each page of the
+    next one is a page fault. They can take as long as the computation. What the user has set by a variable of
+    `MALLOC_VARIABLES` is left as it is.
+    """
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if libc is None or not hasattr(libc, "mallopt") or any(name in os.environ for name in MALLOC_VARIABLES):
+        return False
+    return bool(libc.mallopt(M_MMAP_THRESHOLD, MOST) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))

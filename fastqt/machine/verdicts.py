@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastqt.engines import ENGINES, ON_GPUS
-from fastqt.sentences.tools.check_cases import Case, Inputs
+from fastqt.machine.cases import Case, Inputs
 
 EAGER_FACTOR = 1.5  # errors may be at most this multiple of those of eager PyTorch in the same dtype
 # Sums of float32 in another order, as those of chunks and tiles, differ by a few units in the last place.

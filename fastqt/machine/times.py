@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.sentences.tools.check_cases import Inputs, of_clip, of_cosines, two_sides, two_views
-from fastqt.sentences.tools.check_verdicts import in_words, name_of
-from fastqt.sentences.tools.memory import above, mebibytes, peak_above_results
+from fastqt.machine.cases import Inputs, of_clip, of_cosines, two_sides, two_views
+from fastqt.machine.memory import above, mebibytes, peak_above_results
+from fastqt.machine.verdicts import in_words, name_of
 
 ON_CPU, ON_GPU, QUICK = (2048, 256), (8192, 768), (192, 32)  # (N, D) of what is measured
 REPEATS = 5

@@ -8,7 +8,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +15,9 @@ import torch
 from fastqt._version import __version__
 from fastqt.engines import report
 from fastqt.errors import InputError
-from fastqt.sentences.json_text import to_json
-from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
-from fastqt.sentences.tools import check_times
-from fastqt.sentences.tools.check_cases import CASES, QUICK_CASES
-from fastqt.sentences.tools.check_verdicts import (
+from fastqt.machine import times
+from fastqt.machine.cases import CASES, QUICK_CASES
+from fastqt.machine.verdicts import (
     DTYPES,
     Truths,
     Verdict,
@@ -40,51 +37,41 @@ HEADER = (
 NOTHING = "WRONG: nothing was checked on {device}, because {why}"
 
 
-def run(
-    devices: Sequence[str] = (), *, quick: bool = False, seconds: float = SECONDS, out: str | None = None
-) -> int:
-    """Checks devices, prints what is right and what is not, and returns the exit status.
+def run(devices: Sequence[str] = (), *, quick: bool = False, seconds: float = SECONDS) -> dict[str, Any]:
+    """Checks devices, prints what is right and what is not, and returns all results, to be stored as JSON.
 
     Every engine that is usable on a device computes losses and their gradients, in float32, bfloat16 and
     float16 where the device has them, and with both memory modes. They are compared with the formulas in
     float64 on the CPU: an error may be at most `EAGER_FACTOR` times that of eager PyTorch in the same dtype,
-    and a floor (`check_verdicts.floor`).
+    and a floor (`verdicts.floor`).
 
     Args:
         devices: as torch names them, such as "cuda:1"; by default all of this machine.
         quick: small sizes and times of small losses, in a few seconds.
         seconds: of all devices together. What is not reached in this time is said to be so.
-        out: a .json file for all results, with figures.
 
     Returns:
-        0, or 1 if a result is wrong or nothing was computed on a device.
+        All results with figures; "right" is False if a result is wrong or nothing was computed on a device.
     """
     if not seconds > 0:
         raise InputError(f"--seconds: want more than 0, got {seconds:g}")
-    if out is not None:
-        check_ending(out, ".json")
-        check_can_be_written(out)
     chosen = list(dict.fromkeys(map(device_of, devices))) or every_device()
 
     print(f"fastqt {__version__}, torch {report.versions()}, Python {platform.python_version()}")
     end = time.monotonic() + seconds
     checks: list[Verdict] = []
-    times: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for number, device in enumerate(chosen):
         begin = time.monotonic()
         share = (end - begin) / (len(chosen) - number)
         checks += check_device(device, quick, begin + share * (1 - FOR_TIMES))
-        times += _measure(device, quick, begin + share)
+        measured += _measure(device, quick, begin + share)
 
     faults = [sentence for device in chosen for sentence in _faults(device, checks)]
     print()
     for sentence in faults or [_all_right(checks)]:
         print(sentence)
-    if out is not None:
-        text = to_json(_stored(checks, times, faults), indent=1) + "\n"
-        write_atomically(out, lambda path: Path(path).write_text(text, encoding="utf-8"))
-        print(f"{out}: all results")
-    return 1 if faults else 0
+    return _stored(checks, measured, faults)
 
 
 def every_device() -> list[torch.device]:
@@ -159,13 +146,13 @@ def _row(engine: str, dtype: str, verdicts: list[Verdict]) -> str:
 
 def _measure(device: torch.device, quick: bool, end: float) -> list[dict[str, Any]]:
     """Prints the table of times of a device, and returns its rows."""
-    measurements = check_times.measure(device, quick, end)
+    measurements = times.measure(device, quick, end)
     first = measurements[0]
     print(
         f"  times: value and gradients, {first.N:,} rows of width {first.D:,}, {first.dtype}; "
         "MiB: peak above inputs and gradients"
     )
-    for line in check_times.lines(measurements):
+    for line in times.lines(measurements):
         print(line, flush=True)
     return [{"device": str(device), **dataclasses.asdict(m)} for m in measurements]
 
@@ -211,7 +198,7 @@ def _all_right(verdicts: list[Verdict]) -> str:
     return sentence
 
 
-def _stored(checks: list[Verdict], times: list[dict[str, Any]], faults: list[str]) -> dict[str, Any]:
+def _stored(checks: list[Verdict], measured: list[dict[str, Any]], faults: list[str]) -> dict[str, Any]:
     """What the file holds. JSON has no NaN, so an error that is none is null."""
     return {
         "fastqt": __version__,
@@ -222,7 +209,7 @@ def _stored(checks: list[Verdict], times: list[dict[str, Any]], faults: list[str
         "right": not faults,
         "faults": faults,
         "checks": [_stored_verdict(v) for v in checks],
-        "times": times,
+        "times": measured,
     }
 
 
