@@ -11,6 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
+from fastqt.devices import product_dtype
 from fastqt.engines import ops, products
 from fastqt.torch_modes import cpu_rounds_float32
 
@@ -63,6 +64,11 @@ def multiply_read(out: Tensor, a: Tensor, b: Tensor, dtype: str, *, add: bool = 
         return multiply(out, a, b, add=add)
     products.multiply(out, a.to(read), b.to(read), add=add)
     return out
+
+
+def read_in(x: Tensor) -> str:
+    """In which dtype `multiply_read` is to read embeddings: their 16 bits, or what they are computed in."""
+    return str(product_dtype(x.device, x.dtype)).removeprefix("torch.")
 
 
 def product_read(a: Tensor, b: Tensor, dtype: str) -> Tensor:

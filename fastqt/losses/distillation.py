@@ -12,10 +12,10 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.arguments import Argument, OwnRows, Positive, Rows, Scale
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.devices import accumulation_dtype, product_dtype
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
-from fastqt.engines.own_products import multiply_read, product_read
+from fastqt.engines.own_products import multiply_read, product_read, read_in
 from fastqt.fields import Differentiable
 from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
@@ -99,10 +99,11 @@ def distillation_loss(
         sides = [x.to(dtype) for x in (queries, columns, teacher_queries.detach(), teacher_columns)]
         if normalize:
             sides = [F.normalize(x, dim=1) for x in sides]
-        reads = [
-            str(product_dtype(x.device, x.dtype)).removeprefix("torch.") for x in (queries, teacher_queries)
-        ]
-        p = DistillationProblem(*sides[:2], scale, *sides[2:], float(teacher_scale), cross_entropy, *reads)
+        f, g, teacher_f, teacher_g = sides
+        reads, teacher_reads = (read_in(x) for x in (queries, teacher_queries))
+        p = DistillationProblem(
+            f, g, scale, teacher_f, teacher_g, float(teacher_scale), cross_entropy, reads, teacher_reads
+        )
         return autograd.loss_of(p, part, DISTILLATION, call.function)
 
     return batch.loss(reduction, (queries, columns, scale), losses)

@@ -21,11 +21,11 @@ from fastqt import autograd
 from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
 from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import check_mask, check_paired, check_tensor, require
-from fastqt.devices import accumulation_dtype, product_dtype
+from fastqt.devices import accumulation_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
 from fastqt.engines.chunked.walk import scale_on
-from fastqt.engines.own_products import product_read
+from fastqt.engines.own_products import product_read, read_in
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask, OfIds
 from fastqt.fields import Differentiable
 from fastqt.loss import Arguments, loss
@@ -180,7 +180,7 @@ def maxsim_loss(
             bias,
             excluded,
             batch.first("documents"),
-            str(product_dtype(queries.device, queries.dtype)).removeprefix("torch."),
+            read_in(queries),
         )
         return autograd.loss_of(p, part, MAXSIM, call.function)
 
