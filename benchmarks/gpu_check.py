@@ -2,7 +2,7 @@
 
 Nothing has to be installed. In a checkout of this repository, with a Python that has torch and Triton, type
 
-    python -m benchmarks.gpu_check --stage first  --out first.json     # 1: builds, smoke steps, profiles
+    python -m benchmarks.gpu_check --stage first  --out first.json     # 1: smoke steps, profiles, builds
     python -m benchmarks.gpu_check --stage speed  --out speed.json     # 2: tunes bfloat16, then measures
     python -m benchmarks.gpu_check --stage checks --out checks.json    # 3: every check, and the sanitizer
 
@@ -16,7 +16,7 @@ stores benchmarks/results/gpu/*.json. `--quick` does less of everything. `--dry-
 CPU, in Triton's interpreter: it shows that the checks work, prints no times, and stores its results only
 where `--out PATH` says.
 
-The first stage builds the native extension in place, as `python setup.py build_ext --inplace` does, if nvcc,
+The first stage ends with a build of the native extension in place, as `python setup.py build_ext --inplace` does, if nvcc,
 setuptools, ninja and a C++ compiler are there. Without them, or where fastqt/_C.abi3.so has come from another
 machine, the results say so, and everything but the one-launch kernel is measured.
 

@@ -89,9 +89,17 @@ def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
     return chosen
 
 
+def of_pairs(shape: Shape) -> dict[str, Contestant]:
+    """SigLIP and CLIP of a square shape: the library's, eager PyTorch's, and siglip-kernel's if present."""
+    if shape.N != shape.M:
+        return {}
+    chosen = {name: make for name, make in peers.OF_PAIRS.items() if "kernel" not in name}
+    return chosen | {name: peers.OF_PAIRS[name] for name in importable_peers() if name in peers.OF_PAIRS}
+
+
 def peers_present(_: Shape) -> Mapping[str, Contestant]:
-    """The other libraries that are there."""
-    return {name: peers.PEERS[name] for name in importable_peers()}
+    """The other libraries that are there and have a softmax."""
+    return {name: peers.PEERS[name] for name in importable_peers() if name in peers.PEERS}
 
 
 def compiled(_: Shape) -> Mapping[str, Contestant]:
@@ -101,6 +109,7 @@ def compiled(_: Shape) -> Mapping[str, Contestant]:
 
 CONTESTANTS: dict[str, Callable[[Shape], Mapping[str, Contestant]]] = {
     "fused_and_eager": fused_and_eager,
+    "of_pairs": of_pairs,
     "peers_present": peers_present,
     "compiled": compiled,
 }

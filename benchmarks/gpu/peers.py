@@ -1,11 +1,13 @@
 """What is measured on a GPU: the loss, its matrix products, and other libraries that compute the same.
 
-Every contestant runs forward and backward of a softmax cross-entropy with one target for each row, in the
-dtype of its inputs. `benchmarks.gpu.stages` knows which module each of the other libraries is imported from.
+A contestant of `PEERS` runs forward and backward of a softmax cross-entropy with one target for each row, one
+of `OF_PAIRS` SigLIP's or CLIP's loss of rows at norm 1, in the dtype of its inputs. `benchmarks.gpu.stages`
+knows which module each of the other libraries is imported from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -155,14 +157,8 @@ def quack(inputs: Inputs) -> Step:
     )
 
 
-def siglip(inputs: Inputs) -> Step:
-    """Another loss with equally large products: a sigmoid in place of the softmax, on rows of norm 1."""
-    from siglip_kernel import fused_siglip_loss
-
-    f, g = inputs[0]
-    if len(f) != len(g):
-        raise ValueError("it wants as many candidates as queries")
-    log_scale, bias = (torch.tensor(x, device=f.device, requires_grad=True) for x in (2.302, -10.0))
+def of_unit_rows(inputs: Inputs, loss: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """Forward and backward of a loss of rows that are at norm 1 already."""
     unit = Inputs(
         [
             tuple(F.normalize(x.detach().float(), dim=1).to(x.dtype).requires_grad_() for x in leaves)
@@ -170,14 +166,59 @@ def siglip(inputs: Inputs) -> Step:
         ],
         inputs.labels,
     )
-    return differentiated(unit, lambda f, g: fused_siglip_loss(f, g, log_scale, bias))
+    return differentiated(unit, loss)
+
+
+SCALE, BIAS = 10.0, -10.0  # of SigLIP as it begins
+
+
+def fused_siglip(inputs: Inputs) -> Step:
+    options = {"scale": SCALE, "bias": BIAS, "normalize": False, "backend": "triton"}
+    return of_unit_rows(inputs, lambda f, g: fastqt.siglip_loss(f, g, **options))
+
+
+def eager_siglip(inputs: Inputs) -> Step:
+    """As open_clip has it, with the signs of all pairs."""
+    signs = 2 * torch.eye(len(inputs.labels), device=inputs.labels.device) - 1
+
+    def loss(f: Tensor, g: Tensor) -> Tensor:
+        return -F.logsigmoid(signs * (SCALE * f @ g.T + BIAS)).sum() / len(f)
+
+    return of_unit_rows(inputs, loss)
+
+
+def siglip_kernel(inputs: Inputs) -> Step:
+    from siglip_kernel import fused_siglip_loss
+
+    device = inputs.labels.device
+    log_scale, bias = (torch.tensor(x, device=device, requires_grad=True) for x in (math.log(SCALE), BIAS))
+    return of_unit_rows(inputs, lambda f, g: fused_siglip_loss(f, g, log_scale, bias))
+
+
+def fused_clip(inputs: Inputs) -> Step:
+    options = {"scale": SCALE, "normalize": False, "backend": "triton"}
+    return of_unit_rows(inputs, lambda f, g: fastqt.clip_loss(f, g, **options))
+
+
+def eager_clip(inputs: Inputs) -> Step:
+    def loss(f: Tensor, g: Tensor) -> Tensor:
+        scores = SCALE * f @ g.T
+        return (F.cross_entropy(scores, inputs.labels) + F.cross_entropy(scores.T, inputs.labels)) / 2
+
+    return of_unit_rows(inputs, loss)
 
 
 PEERS: dict[str, Contestant] = {
     "liger-kernel": liger,
     "cut-cross-entropy": cut_cross_entropy,
     "quack-kernels": quack,
-    "siglip-kernel": siglip,
+}
+OF_PAIRS: dict[str, Contestant] = {
+    "fastqt SigLIP": fused_siglip,
+    "eager SigLIP": eager_siglip,
+    "siglip-kernel": siglip_kernel,
+    "fastqt CLIP": fused_clip,
+    "eager CLIP": eager_clip,
 }
 
 

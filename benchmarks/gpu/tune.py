@@ -56,8 +56,12 @@ class Space:
     descriptors: tuple[bool, ...] = (False, True)
 
     def configs(self, itemsize: int, shared_bytes: int) -> list[Config]:
-        """All with the first group. Large tiles mostly win, so they come first: time may run out."""
+        """All with the first group, those first that are most like the engine's own: time may run out.
+
+        Of as many that are as near, large tiles mostly win.
+        """
         from fastqt.kernels.launch import Config
+        from fastqt.kernels.tuning import DEFAULT, HOPPER, HOPPER_TALL
 
         configs = [
             Config(rows, columns, width, self.groups[0], warps, stages, descriptors)
@@ -69,7 +73,14 @@ class Space:
             for descriptors in self.descriptors
         ]
         fitting = [config for config in configs if fits(config, itemsize, shared_bytes)]
-        return sorted(fitting, key=lambda config: -config.rows * config.columns)
+        likely = [asdict(config) for config in (HOPPER, HOPPER_TALL, *DEFAULT.values())]
+
+        def distance(config: Config) -> int:
+            """How many of its numbers are others than those of a likely one."""
+            own = asdict(config)
+            return min(sum(own[name] != value for name, value in other.items()) for other in likely)
+
+        return sorted(fitting, key=lambda config: (distance(config), -config.rows * config.columns))
 
 
 def fits(config: Config, itemsize: int, shared_bytes: int) -> bool:
@@ -203,12 +214,18 @@ def attempt(scores: Scores, config: Config, clock: Clock, rounds: int) -> float 
 
 
 def compile_share(plan: Plan, dtype: torch.dtype, device: torch.device, share: int, shares: int) -> None:
-    """Compiles every `shares`-th config into Triton's cache, on a problem with the same divisibilities."""
-    rows = plan.compiled_rows
-    for epilogue, D in sorted({(cell.epilogue, cell.shape.D) for cell in plan.cells}):
-        scores, space = Scores(Shape(rows, rows, D), dtype, device, epilogue), plan.space_of(epilogue)
-        for config in space.configs(dtype.itemsize, shared_memory(device))[share::shares]:
-            attempt(scores, config, Clock(device), 1)
+    """Compiles every `shares`-th config into Triton's cache, on a problem with the same divisibilities.
+
+    The first configs of all epilogues come before the second ones, since time may run out.
+    """
+    rows, clock = plan.compiled_rows, Clock(device)
+    kinds = sorted({(cell.epilogue, cell.shape.D) for cell in plan.cells})
+    scores = [Scores(Shape(rows, rows, D), dtype, device, epilogue) for epilogue, D in kinds]
+    spaces = [plan.space_of(epilogue).configs(dtype.itemsize, shared_memory(device)) for epilogue, _ in kinds]
+    for place in range(share, max(map(len, spaces)), shares):
+        for of_kind, configs in zip(scores, spaces, strict=True):
+            if place < len(configs):
+                attempt(of_kind, configs[place], clock, 1)
 
 
 def compile_ahead(dtype: str, dry_run: bool, seconds: float) -> None:
