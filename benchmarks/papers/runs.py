@@ -151,7 +151,7 @@ def perform(table: str, run: Run, places: Places) -> dict[str, Any]:
         "settings": run.settings(),
         "cpu_minutes": minutes,
         "log": None if run.train is None else _log(folder),
-        **{name: record[name] for name in ("sha256", "date", "machine", "versions", "width")},
+        **{name: record[name] for name in ("identity", "date", "machine", "versions", "width")},
         "tasks": {task: _short(results) for task, results in record["tasks"].items()},
     }
 

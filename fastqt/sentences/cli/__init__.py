@@ -201,13 +201,13 @@ def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
 
 
 def _load(
-    model: str, device: str, inference: Inference | None, *, with_digest: bool = False
+    model: str, device: str, inference: Inference | None, *, with_identity: bool = False
 ) -> SentenceEncoder:
     """A trained model, which infers as the command line says if it is a GLOSS model."""
     from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.inference.latents import set_inference
 
-    return set_inference(SentenceEncoder.load(model, device, with_digest=with_digest), inference)
+    return set_inference(SentenceEncoder.load(model, device, with_identity=with_identity), inference)
 
 
 def _embed(
@@ -227,7 +227,7 @@ def _index(
     from fastqt.sentences.inference.index import IndexOptions, build_index
 
     chosen = IndexOptions(**options)
-    index = build_index(_load(model, device, inference, with_digest=True), corpus, out, chosen)
+    index = build_index(_load(model, device, inference, with_identity=True), corpus, out, chosen)
     print(f"{out}: {index}")
     return 0
 
@@ -246,7 +246,7 @@ def _neighbors(
 
     if not corpus and index is None:
         raise InputError("no CORPUS given, and no --index")
-    encoder = _load(model, device, inference, with_digest=index is not None)
+    encoder = _load(model, device, inference, with_identity=index is not None)
     if index is None:
         neighbors = nearest(encoder, query, corpus, k)
     else:

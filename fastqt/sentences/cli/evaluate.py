@@ -19,6 +19,8 @@ from fastqt.sentences.errors import only_a_report
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
+    from fastqt.sentences.evaluation.encoders import NamedEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -110,24 +112,28 @@ def run(
     # A pipe is given the results once, at the end; a file after each task.
     kept_on_the_way = json is not None and (Path(json).is_file() or not Path(json).exists())
 
-    def results_of(name: str, keep: Callable[[str, evaluation.Results], object]) -> evaluation.Results:
-        encoder = load_encoder(name, device=device, raw=raw, seed=options["seed"], inference=inference)
+    def load(name: str) -> NamedEncoder:
+        return load_encoder(name, device=device, raw=raw, seed=options["seed"], inference=inference)
+
+    def results_of(
+        encoder: NamedEncoder, keep: Callable[[str, evaluation.Results], object]
+    ) -> evaluation.Results:
         return evaluate(
             encoder.encode,
             data,
             None if tasks is None else tasks.split(","),
             grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
-            cache=None if cache is None else evaluation.Cache(Path(cache), encoder.key),
-            after_task=lambda results: keep(encoder.key, results),
+            cache=None if cache is None else evaluation.Cache(Path(cache), encoder.identity),
+            after_task=lambda results: keep(encoder.identity, results),
             **options,
         )
 
-    def keep(key: str, results: evaluation.Results) -> None:
-        about["sha256"] = key
+    def keep(identity: str, results: evaluation.Results) -> None:
+        about["identity"] = identity
         save_on_the_way(results)
 
-    def keep_baseline(key: str, results: evaluation.Results) -> None:
-        about["baseline"] = {"model": f"random:{model}", "sha256": key, **asdict(results)}
+    def keep_baseline(identity: str, results: evaluation.Results) -> None:
+        about["baseline"] = {"model": f"random:{model}", "identity": identity, **asdict(results)}
         save_on_the_way(of_model)
 
     def save_on_the_way(results: evaluation.Results) -> None:
@@ -135,27 +141,29 @@ def run(
             with contextlib.suppress(InputError):  # the disk may have room again at the end
                 results.save(Path(json), **about)
 
-    of_model, beside = results_of(model, keep), None
+    encoder = load(model)
+    of_model, beside = results_of(encoder, keep), None
     if baseline:
         say("the same with random weights")
-        beside = results_of(f"random:{model}", keep_baseline)
+        beside = results_of(load(f"random:{model}"), keep_baseline)
     try:
         if json is not None:
             of_model.save(Path(json), **about)
     finally:  # what was computed is shown, even if it cannot be written
         print(of_model.table(beside), flush=True)
-    if json is not None:
-        _renew_card(Path(model), Path(json))
+    if json is not None and encoder.of_run is not None:
+        # Results of another inference than the model's own are not those that its card shows.
+        identity = encoder.of_run.identity if inference is None else None
+        _renew_card(Path(model), encoder.of_run, identity, Path(json))
     return 1 if of_model.failed or (beside is not None and beside.failed) else 0
 
 
-def _renew_card(run: Path, results: Path) -> None:
+def _renew_card(run: Path, encoder: SentenceEncoder, identity: str | None, results: Path) -> None:
     """Has the model card of a run show the results that were stored beside it."""
-    from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.runs.card import progress_of, save_card
     from fastqt.sentences.runs.checkpoint import EVALUATION
     from fastqt.sentences.runs.lock import locked
 
     if run.is_dir() and results.resolve() == (run / EVALUATION).resolve():
         with only_a_report(f"the model card of {run}"), locked(run):
-            save_card(run, SentenceEncoder.load(run, "cpu").model, progress_of(run))
+            save_card(run, encoder.config, encoder.model, progress_of(run), identity)

@@ -116,7 +116,7 @@ def run(
             Path(json),
             command=shlex.join(["fastqt", *sys.argv[1:]]),
             model=model,
-            sha256=encoder.key,
+            identity=encoder.identity,
             features={"file": features, "sha256": digest(Path(features)), "width": images.shape[1]},
             captions=files,
             share=share if dev is None else None,

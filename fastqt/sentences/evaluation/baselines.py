@@ -183,4 +183,4 @@ def random_encoder(directory: str | Path, *, seed: int = 0, device: Device = "au
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return SentenceEncoder.load(directory, device, trained=False)
+        return SentenceEncoder.load(directory, device, trained=False, with_identity=True)

@@ -1,4 +1,4 @@
-"""Loads the encoder that a command line names, with a key for the cache of its vectors."""
+"""Loads the encoder that a command line names, with what identifies it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from fastqt.sentences.evaluation.prompts import PromptedEncode
 from fastqt.sentences.evaluation.vectors import Encode
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.latents import set_inference
-from fastqt.sentences.runs.checkpoint import CONFIG
-from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
-from fastqt.sentences.runs.lexicon import lexicon_digest
-from fastqt.sentences.runs.model import model_digest
 from fastqt.sentences.text.reader import check_rereadable
 
 
 class NamedEncoder(NamedTuple):
-    """An encoder, and a digest of everything that its vectors depend on."""
+    """An encoder, and what identifies it: a digest of everything that its vectors depend on."""
 
     encode: Encode
-    key: str
+    identity: str
+    of_run: SentenceEncoder | None = None  # the model, if it is one that `fastqt train` wrote
 
 
 def load_encoder(
@@ -48,7 +45,7 @@ def load_encoder(
         inference: how a GLOSS model finds latent vectors; None for its default.
 
     Returns:
-        The encoder, a function from a list of n sentences to (n, d), and a key for its cache.
+        The encoder, a function from a list of n sentences to (n, d), and its identity.
 
     Raises:
         InputError: a file is missing or damaged, `raw` is used with word vectors, or `inference` with another
@@ -83,25 +80,14 @@ def load_encoder(
     encoder = (
         random_encoder(directory, seed=seed, device=device)
         if is_random
-        else SentenceEncoder.load(directory, device)
+        else SentenceEncoder.load(directory, device, with_identity=True)
     )
-
     set_inference(encoder, inference)
-    key = _settings_digest(Path(directory)) if is_random else model_digest(directory)
-    description = f"{f'random {seed}' if is_random else 'model'} {raw}"
-    if inference not in (None, Inference()):
-        description += f" {inference}"
     encode: Encode = partial(encoder.encode, normalize=not raw)
     if any(encoder.prompts):
         encode = PromptedEncode(encoder, normalize=not raw)
-    return NamedEncoder(encode, joined_digest(description, key))
-
-
-def _settings_digest(directory: Path) -> str:
-    """The digest of what a model with random weights depends on."""
-    return joined_digest(
-        digest(directory / CONFIG), lexicon_digest(TrainConfig.load(directory / CONFIG), directory)
-    )
+    description = f"{f'random {seed}' if is_random else 'model'} {raw}"
+    return NamedEncoder(encode, joined_digest(description, encoder.identity or ""), encoder)
 
 
 def _digest(kind: str, *files: str) -> str:

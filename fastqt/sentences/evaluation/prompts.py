@@ -13,7 +13,6 @@ from fastqt.sentences.evaluation.judged import JudgedSet
 from fastqt.sentences.evaluation.tasks import Options, Task
 from fastqt.sentences.evaluation.vectors import Vectors
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.text import Prompts
 
 
 class PromptedEncode:
@@ -31,7 +30,8 @@ class PromptedEncode:
 
     def plain(self, texts: list[str]) -> NDArray[np.float32]:
         """The vectors of texts that have their prompts already."""
-        return replace(self.encoder, prompts=Prompts()).encode(texts, normalize=self.normalize)
+        config = replace(self.encoder.config, query_prompt="", document_prompt="")
+        return replace(self.encoder, config=config).encode(texts, normalize=self.normalize)
 
     def prompted(self, task: Task) -> Task:
         """A task whose texts begin with the prompts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,22 +15,21 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.nn.tokens import list_of_texts
-from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_model, load_model, stored_shape
+from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_weights, load_weights, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
 from fastqt.sentences.runs.model import (
     Model,
     build_model,
     choose_device,
-    model_digest,
+    identity_of,
     outline,
     prompts_of,
 )
-from fastqt.sentences.runs.tensor_files import open_tensors
+from fastqt.sentences.runs.tensor_files import Digest, open_tensors
 from fastqt.sentences.text import Encoded, Lexicon, Prompts, pad
 
 BATCH_SIZE = 512  # sentences that are encoded together
-NO_PROMPTS = Prompts()
 
 Side: TypeAlias = Literal["query", "document"]
 """What a text is, for a model that was trained with prompts."""
@@ -37,26 +37,26 @@ Side: TypeAlias = Literal["query", "document"]
 
 @dataclass
 class SentenceEncoder:
-    """A model with its vocabulary, which turns text into vectors.
+    """A model with its vocabulary and its settings, which turns text into vectors.
 
-    The model is in evaluation mode on `device`. `digest` is the `model_digest` of the directory that it was
-    loaded from, None if that was not asked for. `prompts` is what the model's texts begin with.
+    The model is in evaluation mode on `device`. `config` is the settings that it was trained with. `identity`
+    is the `identity_of` the directory that it was loaded from, None if that was not asked for.
     """
 
     model: Model
     vocabulary: Lexicon
     device: torch.device
-    digest: str | None = None
-    prompts: Prompts = NO_PROMPTS
+    config: TrainConfig
+    identity: str | None = None
 
     @classmethod
     def load(
-        cls, directory: str | Path, device: str = "auto", *, trained: bool = True, with_digest: bool = False
+        cls, directory: str | Path, device: str = "auto", *, trained: bool = True, with_identity: bool = False
     ) -> SentenceEncoder:
         """Loads a model that `fastqt train` wrote to a directory, to the device "auto", "cpu" or "cuda".
 
-        Without `trained` the weights are not read: the model is freshly initialised. `with_digest` computes
-        the encoder's `digest`.
+        Without `trained` the weights are not read: the model is freshly initialised. `with_identity` computes
+        the encoder's `identity`.
         """
         directory = Path(directory)
         if not directory.is_dir():
@@ -64,15 +64,25 @@ class SentenceEncoder:
         config = TrainConfig.load(directory / CONFIG)
         vocabulary = load_lexicon(config, directory)
         # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
+        build = config
         if config.checkpoint is not None:
-            config = replace(config, checkpoint=str(directory / HUGGINGFACE))
+            build = replace(config, checkpoint=str(directory / HUGGINGFACE))
+        digest = hashlib.sha256() if with_identity else None
         with damage_in_words(directory) if config.checkpoint is not None else contextlib.nullcontext():
-            model = _fitting_model(config, vocabulary, directory, trained)
-        if trained:
-            load_model(directory / MODEL, model)
-        chosen = choose_device(device)
-        known = model_digest(directory) if with_digest else None
-        return cls(model.to(chosen).eval(), vocabulary, chosen, known, prompts_of(config))
+            if trained:
+                model = _trained_model(build, vocabulary, directory, digest)
+            else:
+                model = build_model(build, len(vocabulary), pretrained=False)
+
+        chosen, identity = choose_device(device), None
+        if digest is not None:
+            identity = identity_of(directory, config, *([digest.hexdigest()] if trained else []))
+        return cls(model.to(chosen).eval(), vocabulary, chosen, config, identity)
+
+    @property
+    def prompts(self) -> Prompts:
+        """What the model's texts begin with."""
+        return prompts_of(self.config)
 
     @torch.inference_mode()
     def encode(
@@ -112,26 +122,24 @@ class SentenceEncoder:
         return result
 
 
-def _fitting_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, trained: bool) -> Model:
-    """A freshly initialised model of the shapes of the stored weights, if they are to be loaded.
+def _trained_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, digest: Digest | None) -> Model:
+    """The model with its stored weights, whose file is read once.
 
     Settings that do not fit these weights are refused before any memory is taken for them.
     """
-    if not trained:
-        return build_model(config, len(vocabulary), pretrained=False)
-    sentences = 0 if config.kind.encodes else stored_shape(directory / MODEL, "latents")[0]
-    _check_layers(vocabulary, directory)
-    check_model(directory / MODEL, outline(config, len(vocabulary), sentences=sentences).state_dict())
-    return build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
+    path = directory / MODEL
+    with open_tensors(path, digest) as file:
+        sentences = 0 if config.kind.encodes else stored_shape(file, path, "latents")[0]
+        _check_layers(vocabulary, directory, len(file.keys()))
+        check_weights(file, path, outline(config, len(vocabulary), sentences=sentences).state_dict())
+        model = build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
+        load_weights(file, path, model)
+    return model
 
 
-def _check_layers(lexicon: Lexicon, directory: Path) -> None:
+def _check_layers(lexicon: Lexicon, directory: Path, tensors: int) -> None:
     """Refuses a Hugging Face configuration with more layers than the stored weights have tensors."""
     layers = getattr(getattr(lexicon, "config", None), "num_hidden_layers", 0)
-    if not layers:
-        return
-    with open_tensors(directory / MODEL) as file:
-        tensors = len(file.keys())
     if layers > tensors:
         raise InputError(
             f"{directory / HUGGINGFACE}: num_hidden_layers: want at most {tensors}, the number of stored "

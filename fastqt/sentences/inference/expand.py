@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
-from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.runs.run_files import RUN_FILES
@@ -64,7 +63,7 @@ def _add_words(directory: Path, words: Sequence[str], vectors: NDArray[np.floati
     """As `add_words`, in a directory that is there and is written by no other process."""
     check_holds_no_model(out)
     encoder = SentenceEncoder.load(directory, "cpu")
-    config, vocabulary = TrainConfig.load(directory / CONFIG), encoder.vocabulary
+    config, vocabulary = encoder.config, encoder.vocabulary
     if not isinstance(vocabulary, Vocabulary) or not config.kind.encodes:
         kind = config.model if config.vocabulary is None else f"{config.model} with the vocabulary of a file"
         raise InputError(f"{directory}: want a model with word vectors of its own, got {kind}")

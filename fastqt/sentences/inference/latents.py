@@ -31,7 +31,7 @@ def chosen_inference(
 
 
 def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEncoder:
-    """Has an encoder find latent vectors as `how` says, and its digest tell so; None changes nothing."""
+    """Has an encoder find latent vectors as `how` says, and its identity tell so; None changes nothing."""
     if how is None:
         return encoder
     if not isinstance(encoder.model, Gloss):
@@ -40,6 +40,6 @@ def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEn
             f"{type(encoder.model).__name__}"
         )
     encoder.model.inference = how
-    if encoder.digest is not None and how != Inference():
-        encoder.digest = joined_digest(encoder.digest, str(how))
+    if encoder.identity is not None and how != Inference():
+        encoder.identity = joined_digest(encoder.identity, str(how))
     return encoder

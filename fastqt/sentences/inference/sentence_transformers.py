@@ -20,7 +20,7 @@ from fastqt.sentences.inference.halves import halves_of, vectors_of
 from fastqt.sentences.inference.texts import tokens_of
 from fastqt.sentences.json_text import field, read_object
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, save_model, write_text
-from fastqt.sentences.runs.config import LARGEST_FILE, TrainConfig
+from fastqt.sentences.runs.config import LARGEST_FILE
 from fastqt.sentences.runs.lexicon import save_lexicon
 from fastqt.sentences.text import Vocabulary
 
@@ -35,8 +35,7 @@ class FastqtEncoder(InputModule):
     of zeros. It can be trained further.
 
     Args:
-        config: the settings that the model was trained with.
-        encoder: the model and its vocabulary.
+        encoder: the model, its vocabulary, and the settings that it was trained with.
         normalize: scale vectors, or each of their halves, to norm 1.
 
     Raises:
@@ -46,9 +45,9 @@ class FastqtEncoder(InputModule):
     config_file_name = "fastqt_encoder.json"
     config_keys = ["normalize"]  # noqa: RUF012  # the library's own attribute
 
-    def __init__(self, config: TrainConfig, encoder: SentenceEncoder, normalize: bool = True) -> None:
+    def __init__(self, encoder: SentenceEncoder, normalize: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.config, self.normalize = config, normalize
+        self.config, self.normalize = encoder.config, normalize
         self.model, self.vocabulary = encoder.model, encoder.vocabulary
         self.tokenizer = cast("Vocabulary", encoder.vocabulary).tokenizer  # which the other kinds have too
         self.halves = list(halves_of(encoder.model).values())  # of `model`, which has the parameters
@@ -114,8 +113,7 @@ class FastqtEncoder(InputModule):
     @classmethod
     def of_run(cls, directory: str | Path, *, normalize: bool = True) -> FastqtEncoder:
         """Reads a directory that `fastqt train` wrote."""
-        config = TrainConfig.load(Path(directory) / CONFIG)
-        return cls(config, SentenceEncoder.load(directory, "cpu"), normalize)
+        return cls(SentenceEncoder.load(directory, "cpu"), normalize)
 
 
 def _normalizes(path: Path) -> bool:

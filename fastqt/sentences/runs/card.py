@@ -24,16 +24,16 @@ from fastqt.sentences.options.training import RunOptions
 from fastqt.sentences.runs.checkpoint import (
     CARD,
     CHECKPOINT,
-    CONFIG,
     EVALUATION,
     METRICS,
+    MODEL,
     read_progress,
     write_text,
 )
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
-from fastqt.sentences.runs.digests import joined_digest
+from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.metrics_file import read_metrics
-from fastqt.sentences.runs.model import Model, model_digest
+from fastqt.sentences.runs.model import Model, identity_of
 from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.text.reader import STDIN
 
@@ -41,7 +41,7 @@ STAMP = "<!-- fastqt wrote this page, and writes it anew while this stamp fits i
 NO_FIGURES = ("step", "epoch")  # of metrics.jsonl
 OF_THE_CLOCK = ("seconds", "_per_second", "_bytes")  # endings of what differs from one machine to another
 NO_RESULTS = ("subsets", "folds", "C", "t", "sizes")  # what evaluation.json has beside the figures of a task
-NORMALISED = "model False"  # how `fastqt evaluate` calls vectors of norm 1 in the digest that it stores
+NORMALISED = "model False"  # how `fastqt evaluate` calls vectors of norm 1 in the identity that it stores
 LONGEST_CELL = 1000  # characters
 LARGEST_FILE = 1 << 26  # bytes of an evaluation.json
 
@@ -63,15 +63,18 @@ class Usage:
     text: str = LOADING
 
 
-def save_card(directory: Path, model: Model, progress: Progress | None) -> None:
+def save_card(
+    directory: Path, config: TrainConfig, model: Model, progress: Progress | None, identity: str | None = None
+) -> None:
     """Writes the card of a run, unless a README.md is there that fastqt did not write, or that was edited.
 
-    A card only tells of a run: that it cannot be written is a warning.
+    A card only tells of a run: that it cannot be written is a warning. `identity` is that of the encoder, if
+    it is known.
     """
     path = directory / CARD
     with only_a_report(f"the model card {path}"):
         if is_ours(path):
-            write_text(path, card_text(directory, model, progress))
+            write_text(path, card_text(directory, config, model, progress, identity=identity))
 
 
 def is_ours(path: Path) -> bool:
@@ -93,9 +96,19 @@ def progress_of(directory: Path) -> Progress | None:
     return read_progress(path) if path.exists() else None
 
 
-def card_text(directory: Path, model: Model, progress: Progress | None, usage: Usage | None = None) -> str:
-    """The card of a run with this model; by default `usage` is that of the run's directory itself."""
-    config, usage = TrainConfig.load(directory / CONFIG), usage or Usage()
+def card_text(
+    directory: Path,
+    config: TrainConfig,
+    model: Model,
+    progress: Progress | None,
+    usage: Usage | None = None,
+    identity: str | None = None,
+) -> str:
+    """The card of a run with this model; by default `usage` is that of the run's directory itself.
+
+    `identity` is that of the encoder. Where it is not known, it is computed if there are results to compare.
+    """
+    usage = usage or Usage()
     parts = [
         _front_matter(config, usage),
         _opening(config, model),
@@ -109,7 +122,7 @@ def card_text(directory: Path, model: Model, progress: Progress | None, usage: U
     ]
     if figures := _figures(directory, config):
         parts += ["## Figures of the training\n", *figures]
-    if results := _results(directory):
+    if results := _results(directory, config, identity):
         parts += [
             "## Evaluation\n",
             f"By `fastqt evaluate`, from {EVALUATION}.\n",
@@ -212,7 +225,7 @@ def _is_shown(name: str, value: float) -> bool:
     return not math.isnan(value) and name not in NO_FIGURES and not name.endswith(OF_THE_CLOCK)
 
 
-def _results(directory: Path) -> list[tuple[str, str]]:
+def _results(directory: Path, config: TrainConfig, identity: str | None) -> list[tuple[str, str]]:
     """The figures of evaluation.json; none if it is of another model than the one that is there now."""
     path = directory / EVALUATION
     if not path.exists():
@@ -221,8 +234,9 @@ def _results(directory: Path) -> list[tuple[str, str]]:
         results = read_object(path, most_bytes=LARGEST_FILE)
     except InputError:  # a file that users put there, whose damage must not keep a training from its end
         return []
-    of_this_model = joined_digest(NORMALISED, model_digest(directory))
-    if results.get("sha256") != of_this_model or not has_type(results.get("tasks"), dict):
+    tasks = results.get("tasks")
+    identity = identity or identity_of(directory, config, digest(directory / MODEL))
+    if results.get("identity") != joined_digest(NORMALISED, identity) or not has_type(tasks, dict):
         return []
     return list(_flat(results["tasks"]))
 

@@ -148,31 +148,23 @@ def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
         raise InputError(f"{path} is damaged: rng: want the state of a generator: {error}") from error
 
 
-def load_model(path: Path, model: nn.Module) -> None:
-    """Loads finite weights that `save_model` wrote into a model of the same names and shapes, in place."""
-    weights = model.state_dict()
-    with open_tensors(path) as file:
-        _check_names(file, path, weights)
-        for name, tensor in weights.items():
-            stored = file.get_tensor(name)
-            if not stored.isfinite().all():
-                raise InputError(
-                    f"{path}: {name}: want finite numbers, got NaN or infinity, as of a training that has "
-                    "diverged: train again with a lower learning_rate"
-                )
-            tensor.copy_(stored)
+def load_weights(file: Any, path: Path, model: nn.Module) -> None:
+    """Loads finite weights into a model that fits them, from an open file that `save_model` wrote."""
+    for name, tensor in model.state_dict().items():
+        stored = file.get_tensor(name)
+        if not stored.isfinite().all():
+            raise InputError(
+                f"{path}: {name}: want finite numbers, got NaN or infinity, as of a training that has "
+                "diverged: train again with a lower learning_rate"
+            )
+        tensor.copy_(stored)
 
 
-def check_model(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Checks that a file that `save_model` wrote holds certain weights, without reading their values.
+def check_weights(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Checks that an open file that `save_model` wrote holds certain weights, without reading their values.
 
     The names and shapes are what is wanted; the tensors may be on the device "meta".
     """
-    with open_tensors(path) as file:
-        _check_names(file, path, weights)
-
-
-def _check_names(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
     names = set(file.keys())
     if names != set(weights):
         different = ", ".join(sorted(names.symmetric_difference(weights)))
@@ -194,9 +186,8 @@ def _check_tensors(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None
             raise InputError(f"{path}: {name}: want one of {', '.join(FLOATS)}, got {stored.get_dtype()}")
 
 
-def stored_shape(path: Path, name: str) -> tuple[int, ...]:
-    """Reads the shape of one tensor in a file that `save_model` wrote."""
-    with open_tensors(path) as file:
-        if name not in set(file.keys()):
-            raise InputError(f"{path} does not fit its config.json: {name} is missing")
-        return tuple(file.get_slice(name).get_shape())
+def stored_shape(file: Any, path: Path, name: str) -> tuple[int, ...]:
+    """The shape of one tensor in an open file that `save_model` wrote."""
+    if name not in set(file.keys()):
+        raise InputError(f"{path} does not fit its config.json: {name} is missing")
+    return tuple(file.get_slice(name).get_shape())

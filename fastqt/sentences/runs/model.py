@@ -11,7 +11,7 @@ import torch
 from fastqt.errors import InputError
 from fastqt.nn import CombinedQuickThoughts, Encoder, Gloss, QuickThoughts, SimCSE, SkipThoughts
 from fastqt.sentences.kinds.kind import Build
-from fastqt.sentences.runs.checkpoint import CONFIG, MODEL
+from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.encoders.forms import load_form
@@ -72,14 +72,13 @@ def prompts_of(config: TrainConfig) -> Prompts:
     return Prompts(config.query_prompt, config.document_prompt)
 
 
-def model_digest(directory: str | Path) -> str:
-    """The SHA-256 of everything in a run's directory that the vectors of its sentences depend on."""
-    directory = Path(directory)
-    config = TrainConfig.load(directory / CONFIG)
+def identity_of(directory: Path, config: TrainConfig, *weights: str) -> str:
+    """What identifies the encoder of a run: the SHA-256 of all that the vectors of its sentences depend on.
+
+    `weights` is the SHA-256 of its model.safetensors; none for a model with random weights.
+    """
     try:
-        return joined_digest(
-            digest(directory / CONFIG), lexicon_digest(config, directory), digest(directory / MODEL)
-        )
+        return joined_digest(digest(directory / CONFIG), lexicon_digest(config, directory), *weights)
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -25,6 +25,13 @@ CHECKSUM = "crc32"
 UNKNOWN_CHECKSUM = "0" * 8
 LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 CHUNK = 1 << 20  # bytes
+
+
+class Digest(Protocol):
+    """What takes bytes, as the objects of `hashlib` do."""
+
+    def update(self, data: bytes, /) -> None:
+        """Takes further bytes."""
 
 
 def save_tensors(
@@ -48,13 +55,14 @@ def save_tensors(
 
 
 @contextlib.contextmanager
-def open_tensors(path: Path) -> Iterator[Any]:
+def open_tensors(path: Path, digest: Digest | None = None) -> Iterator[Any]:
     """Opens a safetensors file after its checksum was verified; gives what `safetensors.safe_open` gives.
 
-    Errors of reading inside the `with` block are InputErrors too.
+    The bytes that are read for the checksum go into `digest` too. Errors of reading inside the `with` block
+    are InputErrors.
     """
     try:
-        _verify(path)
+        _verify(path, digest)
         with safe_open(path, framework="pt") as file:
             yield file
     except FileNotFoundError:
@@ -68,13 +76,13 @@ def metadata_of(file: Any) -> dict[str, str]:
     return {name: text for name, text in (file.metadata() or {}).items() if name != CHECKSUM}
 
 
-def _verify(path: Path) -> None:
-    computed, position, stored = _checksum(path)
+def _verify(path: Path, digest: Digest | None) -> None:
+    computed, position, stored = _checksum(path, digest)
     if position >= 0 and computed != stored:
         raise InputError(f"{path} is damaged: its checksum is {computed}, but {stored!r} was stored")
 
 
-def _checksum(path: Path) -> tuple[str, int, str]:
+def _checksum(path: Path, digest: Digest | None = None) -> tuple[str, int, str]:
     """A file's checksum as eight hexadecimal digits, where it is stored in the file, and what is there.
 
     The position is -1 in a file without a checksum, of which none is computed.
@@ -90,14 +98,15 @@ def _checksum(path: Path) -> tuple[str, int, str]:
             )
 
         header = file.read(length)
+        if digest is not None:
+            digest.update(start + header)
         before, mark, after = header.partition(f'"{CHECKSUM}":"'.encode())
-        if not mark:
-            return "", -1, ""
-
         digits = len(UNKNOWN_CHECKSUM)
         position = len(start) + len(before) + len(mark)
         stored = after[:digits].decode(errors="replace")
         crc = zlib.crc32(start + before + mark + UNKNOWN_CHECKSUM.encode() + after[digits:])
         while chunk := file.read(CHUNK):
             crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}", position, stored
+            if digest is not None:
+                digest.update(chunk)
+    return (f"{crc:08x}", position, stored) if mark else ("", -1, "")

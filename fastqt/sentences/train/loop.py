@@ -249,7 +249,7 @@ class Trainer:
             # Last, because it only tells of the run; one that was killed before it is given it when resumed.
             is_due = progress.step > first_step or not (self.directory / checkpoint.CARD).exists()
             if log is not None and self.has_ended and is_due:
-                save_card(self.directory, self.model, progress)
+                save_card(self.directory, self.config, self.model, progress)
 
         taken, stalled = progress.step - first_step, measurements.best.has_stalled
         stopped_by = None if self.has_ended else stopped_by

@@ -13,7 +13,6 @@ from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Lexicon
 from fastqt.sentences.train.average import Average
@@ -110,8 +109,7 @@ class Measurements:
     def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
         """Evaluates the model on the development pairs."""
         model = self.objective.model
-        prompts, device = prompts_of(self.objective.config), self.objective.device
-        encoder = SentenceEncoder(model, self.vocabulary, device, prompts=prompts)
+        encoder = SentenceEncoder(model, self.vocabulary, self.objective.device, self.objective.config)
         with evaluating(model):
             return pairs.evaluate(encoder.encode)
 

@@ -18,9 +18,8 @@ from benchmarks.measure.timing import (
     steps_in_a_row,
 )
 from benchmarks.render import quiet_run
-from fastqt.machine.memory import MALLOC_VARIABLES, status_bytes
 from fastqt.machine import memory
-from fastqt.machine.memory import MIB
+from fastqt.machine.memory import MALLOC_VARIABLES, MIB, status_bytes
 
 
 def test_turns(benchmark):

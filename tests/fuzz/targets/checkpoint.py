@@ -14,6 +14,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import FORMAT
 from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.runs.tensor_files import open_tensors
 from tests.fuzz.files import json_text, write
 from tests.fuzz.refusals import check_file_refusal
 from tests.fuzz.source import Bytes
@@ -69,8 +70,10 @@ def run_checkpoint(data: bytes) -> bool:
 def _read_model(content: bytes) -> bool:
     path = write("model.safetensors", content)
     try:
-        shape = checkpoint.stored_shape(path, "weight")
-        checkpoint.load_model(path, MODEL)
+        with open_tensors(path) as file:
+            shape = checkpoint.stored_shape(file, path, "weight")
+            checkpoint.check_weights(file, path, MODEL.state_dict())
+            checkpoint.load_weights(file, path, MODEL)
     except InputError as error:
         check_file_refusal(error, path)
         return False

@@ -206,7 +206,8 @@ def test_vectors_of_minilm_are_those_of_transformers():
     folder = str(package.get_model_path())
     encoder = HuggingFaceEncoder(folder, pooling="mean", max_length=128)
     vocabulary = CheckpointVocabulary.load(folder, max_length=128)
-    encode = SentenceEncoder(SimCSE(encoder).eval(), vocabulary, torch.device("cpu")).encode
+    config = TrainConfig(("x",), model="simcse", encoder="huggingface", checkpoint=folder)
+    encode = SentenceEncoder(SimCSE(encoder).eval(), vocabulary, torch.device("cpu"), config).encode
     for sentence, vector in zip(SENTENCES, encode(SENTENCES, normalize=False), strict=True):
         with torch.no_grad():
             wanted = vector_by_transformers(folder, sentence, "mean").numpy()
@@ -305,11 +306,11 @@ def test_evaluation_tells_runs_with_other_files_apart(run):
     directory, _ = run
     named = load_encoder(str(directory))
     assert (named.encode(["the cat"]) == SentenceEncoder.load(directory).encode(["the cat"])).all()
-    keys = [named.key, load_encoder(f"random:{directory}").key]
-    assert keys == [load_encoder(str(directory)).key, load_encoder(f"random:{directory}").key]
+    keys = [named.identity, load_encoder(f"random:{directory}").identity]
+    assert keys == [load_encoder(str(directory)).identity, load_encoder(f"random:{directory}").identity]
     path = directory / "huggingface" / "tokenizer.json"
     path.write_text(path.read_text().replace('"cat"', '"dog"'))
-    keys += [load_encoder(str(directory)).key, load_encoder(f"random:{directory}").key]
+    keys += [load_encoder(str(directory)).identity, load_encoder(f"random:{directory}").identity]
     assert len(set(keys)) == 4
 
 

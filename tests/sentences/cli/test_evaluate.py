@@ -39,13 +39,13 @@ def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
 
     stored, model_alone, random_alone = (json.loads(path.read_text()) for path in (both, own, alone))
     assert stored["baseline"]["model"] == f"random:{model}"
-    for name in ("tasks", "sha256", "settings", "width"):
+    for name in ("tasks", "identity", "settings", "width"):
         assert stored[name] == model_alone[name]
         assert stored["baseline"][name] == random_alone[name]
     assert "baseline" not in model_alone
     assert model_alone["tasks"]["MR"]["accuracy"] > 0.9
     assert (model_alone["settings"]["seed"], max(model_alone["settings"]["grid"])) == (3, 256)
-    names = {f"{each['sha256']}.safetensors" for each in (model_alone, random_alone)}
+    names = {f"{each['identity']}.safetensors" for each in (model_alone, random_alone)}
     assert {path.name for path in (tmp_path / "cache").iterdir()} == names
     evaluated(capsys, model, *options, own, "--tasks", "MR", "--grid", "senteval")
     stored = json.loads(own.read_text())

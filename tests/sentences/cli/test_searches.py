@@ -109,7 +109,7 @@ def test_parts_by_share_and_results_in_json(model, files, tmp_path, capsys):
         assert printed[direction]["chance R@1"] == pytest.approx(1 / 24, abs=1e-4)
         assert printed[direction]["R@10"] > 0.8
     assert stored["settings"]["parts"]["train"] == {"images": 72, "captions": 72}
-    assert {"date", "machine", "versions", "sha256", "features", "share"} < stored.keys()
+    assert {"date", "machine", "versions", "identity", "features", "share"} < stored.keys()
 
 
 def test_parts_of_files(model, files, tmp_path, capsys):

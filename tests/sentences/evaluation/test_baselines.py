@@ -64,12 +64,12 @@ def test_word_vectors_are_read_from_their_files(files):
     for name in ("w.txt", "w.txt.xz"):
         named = load_encoder(f"word-vectors:{files}/{name}")
         np.testing.assert_array_equal(named.encode(texts), wanted)
-        keys.add(named.key)
+        keys.add(named.identity)
     other = load_encoder(f"sif:{files}/w.txt,{files}/counts.txt")
     # The file of counts has 1,000 further occurrences, so that each share is halved.
     halved = SIF(WORDS, VECTORS, COUNTS, total=2000)
     np.testing.assert_allclose(other.encode(texts), halved(texts), rtol=FLOAT32)
-    assert len({*keys, other.key}) == 3
+    assert len({*keys, other.identity}) == 3
 
 
 def test_files_without_word_vectors_are_refused(files):
@@ -106,7 +106,7 @@ def test_a_random_encoder_is_the_model_before_training(kind, planted, tmp_path):
     trained = [load_encoder(str(run), raw=raw) for raw in (False, True)]
     assert np.linalg.norm(trained[0].encode(texts), axis=1) == pytest.approx([2**0.5] * 2)
     assert np.abs(trained[0].encode(texts) - trained[1].encode(texts)).max() > 0.01
-    assert len({encoder.key for encoder in (*named, *trained)}) == 4
+    assert len({encoder.identity for encoder in (*named, *trained)}) == 4
     (run / "model.safetensors").unlink()
     assert (load_encoder(f"random:{run}", seed=5).encode(texts) == fresh).all()
     with pytest.raises(InputError, match="no trained model: none is not a directory"):

@@ -15,4 +15,6 @@ def encoder(request, planted):
     with open(planted[0]) as file:
         vocabulary = Vocabulary.build(file, 60)
     torch.manual_seed(0)
-    return SentenceEncoder(build_model(config, len(vocabulary)).eval(), vocabulary, torch.device("cpu"))
+    return SentenceEncoder(
+        build_model(config, len(vocabulary)).eval(), vocabulary, torch.device("cpu"), config
+    )

@@ -246,11 +246,11 @@ def test_evaluate_infers_as_it_is_told_and_caches_apart(well_trained, tmp_path, 
     digests = []
     for more, how in (([], None), (["--inference", "safeguarded"], Inference()), (SPECIFIED, HOW)):
         assert main([*words, *more, "--json", str(tmp_path / "out.json")]) == 0
-        digests.append(load_encoder(run, inference=how).key)
+        digests.append(load_encoder(run, inference=how).identity)
         assert digests[-1] in (tmp_path / "out.json").read_text()
     capsys.readouterr()
     assert digests[0] == digests[1] != digests[2]
-    assert digests[2] != load_encoder(run, inference=replace(HOW, steps=8)).key
+    assert digests[2] != load_encoder(run, inference=replace(HOW, steps=8)).identity
     encoder = load_encoder(run, raw=True, inference=HOW)
     np.testing.assert_array_equal(encoder.encode(SENTENCES), vectors(run, HOW))
 

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from fastqt.errors import InputError
 from fastqt.sentences.runs.checkpoint import (
     Progress,
+    check_weights,
     generator_states,
     load_checkpoint,
-    load_model,
+    load_weights,
     read_generators,
     read_progress,
     save_checkpoint,
@@ -232,6 +233,12 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path, name, value, message):
     save_old(tmp_path / "x", asdict(PROGRESS), kept)
     with pytest.raises(InputError, match=message):
         load_checkpoint(tmp_path / "x", *trained())
+
+
+def load_model(path, model):
+    with open_tensors(path) as file:
+        check_weights(file, path, model.state_dict())
+        load_weights(file, path, model)
 
 
 def test_a_model_of_half_precision_is_read_and_one_of_integers_refused(tmp_path):

@@ -94,7 +94,8 @@ def test_a_step_agrees_with_the_formulas(tmp_path, columns, settings):
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
     torch.manual_seed(config.seed)
     fresh = build_model(config, len(vocabulary)).double().eval()
-    encode = SentenceEncoder(fresh, vocabulary, torch.device("cpu")).encode
+    without_prompts = replace(config, query_prompt="", document_prompt="")
+    encode = SentenceEncoder(fresh, vocabulary, torch.device("cpu"), without_prompts).encode
 
     order = np.random.default_rng([0, 0]).permutation(50)
     prompts = [config.query_prompt, *[config.document_prompt] * (columns - 1)]

@@ -217,7 +217,7 @@ def test_a_readme_of_the_user_is_kept_and_an_evaluation_of_another_model_left_ou
         (run / "README.md").write_bytes(text)
         train(config, run, resume=True)
         assert (run / "README.md").read_bytes() == text
-    for text in ('{"tasks": ', "[]", '{"tasks": {"MR": {"accuracy": 1}}, "sha256": "0"}'):
+    for text in ('{"tasks": ', "[]", '{"tasks": {"MR": {"accuracy": 1}}, "identity": "0"}'):
         (run / "README.md").unlink()
         (run / "evaluation.json").write_text(text)
         train(config, run, resume=True)
@@ -262,10 +262,9 @@ def test_bars_and_folders(config, tmp_path):
     """A bar in a name does not end its cell, and no folder of the machine is published."""
     train(config, tmp_path / "run")
     renamed = replace(config, corpus=(str(tmp_path / "a|b\n.txt"),), valid=str(tmp_path / "held out.txt"))
-    (tmp_path / "run/config.json").write_text(renamed.to_json())
     vocabulary = Vocabulary.load(tmp_path / "run/vocabulary.json")
     model = build_model(renamed, len(vocabulary))
-    card = card_text(tmp_path / "run", model, progress_of(tmp_path / "run"))
+    card = card_text(tmp_path / "run", renamed, model, progress_of(tmp_path / "run"))
     assert "| a\\|b\\n.txt | " in card
     assert dict(rows(card, "Options"))["--valid"] == "held out.txt"
-    assert "| a\\|b\\n.txt |\n" in card_text(tmp_path / "run", model, None)
+    assert "| a\\|b\\n.txt |\n" in card_text(tmp_path / "run", renamed, model, None)

@@ -150,7 +150,7 @@ def test_a_step_on_rows_of_texts_agrees_with_the_formula(rows, tmp_path, name, m
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
     torch.manual_seed(config.seed)
     trained = build_model(config, len(vocabulary)).double().eval()
-    encode = SentenceEncoder(trained, vocabulary, torch.device("cpu")).encode
+    encode = SentenceEncoder(trained, vocabulary, torch.device("cpu"), config).encode
     order = np.random.default_rng([0, 0]).permutation(100)
     z = [encode(texts)[order].astype(np.float64) for texts in columns_of(rows[name])]
     scores = [config.scale * z[0] @ each.T for each in z[1:]]

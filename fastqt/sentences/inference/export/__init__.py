@@ -13,8 +13,7 @@ from fastqt.sentences.inference.export.library_folder import LIBRARY, library_us
 from fastqt.sentences.inference.export.onnx_file import onnx_usage, write_onnx
 from fastqt.sentences.inference.halves import halves_of
 from fastqt.sentences.runs.card import card_text, progress_of
-from fastqt.sentences.runs.checkpoint import CARD, CONFIG, write_text
-from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.checkpoint import CARD, write_text
 
 FORMATS = (LIBRARY, "onnx")
 
@@ -35,25 +34,25 @@ def export_run(
         raise InputError(f"out: want a path in UTF-8, as onnxruntime opens it, got {str(out)!r}")
     check_folder(out, overwrite=overwrite)
 
-    encoder = SentenceEncoder.load(run, "cpu", with_digest=True)
-    config = TrainConfig.load(run / CONFIG)
+    encoder = SentenceEncoder.load(run, "cpu", with_identity=True)
+    config = encoder.config
     halves = len(halves_of(encoder.model))
     about: dict[str, object] = {
         "format": format,
         "fastqt": __version__,
         "normalize": normalize,
         "prompts": encoder.prompts._asdict(),
-        "model": encoder.digest,
+        "identity": encoder.identity,
     }
     progress = None
     with only_a_report("what the model was trained on"):
         progress = progress_of(run)
     with new_folder(out, about) as folder:
         if format == LIBRARY:
-            write_library_folder(folder, run, encoder, config, normalize=normalize)
+            write_library_folder(folder, encoder, normalize=normalize)
             usage = library_usage(config, halves)
         else:
             write_onnx(folder, encoder, normalize=normalize)
             usage = onnx_usage(config)
-        write_text(folder / CARD, card_text(run, encoder.model, progress, usage))
+        write_text(folder / CARD, card_text(run, config, encoder.model, progress, usage, encoder.identity))
     return encoder.model.embedding_dim

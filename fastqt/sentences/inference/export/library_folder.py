@@ -37,9 +37,7 @@ TRUST = """
 """
 
 
-def write_library_folder(
-    folder: Path, run: Path, encoder: SentenceEncoder, config: TrainConfig, *, normalize: bool
-) -> None:
+def write_library_folder(folder: Path, encoder: SentenceEncoder, *, normalize: bool) -> None:
     """Writes a model of a run to a directory, as the library saves it."""
     try:
         library = load_library("sentence_transformers")
@@ -47,12 +45,12 @@ def write_library_folder(
         raise InputError(f"format {LIBRARY}: {error}") from error
 
     halves = list(halves_of(encoder.model).values())
-    if is_plain(config, len(halves)):
+    if is_plain(encoder.config, len(halves)):
         modules = _checkpoint_modules(cast("HuggingFaceEncoder", halves[0]), normalize)
     else:
         from fastqt.sentences.inference.sentence_transformers import FastqtEncoder
 
-        modules = [FastqtEncoder.of_run(run, normalize=normalize)]
+        modules = [FastqtEncoder(encoder, normalize)]
     model = library.SentenceTransformer(
         modules=modules,
         device="cpu",
@@ -63,7 +61,7 @@ def write_library_folder(
     model.save_pretrained(str(folder), create_model_card=False)
 
     # The class of fastqt is code that the library has to trust. No checkpoint may bring code of its own.
-    trust = not is_plain(config, len(halves))
+    trust = not is_plain(encoder.config, len(halves))
     loaded = library.SentenceTransformer(
         str(folder), device="cpu", trust_remote_code=trust, local_files_only=True
     )

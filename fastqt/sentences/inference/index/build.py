@@ -67,7 +67,7 @@ def build_index(
     The corpus, text files as of `fastqt.sentences.text.read_blocks`, is streamed, and its vectors wait on the
     disk beside `out`, which for a while needs twice the room of the index. "flat" takes little memory; "ivf"
     24 bytes a sentence, and a sample of the vectors that centroids are computed from (at most 512 MiB). The
-    sentences are in the index too, and the encoder's `digest`, which is compared when the index is used.
+    sentences are in the index too, and the encoder's `identity`, which is compared when the index is used.
     """
     options = options or IndexOptions()
     check_ending(out, ENDING)
@@ -81,7 +81,7 @@ def build_index(
     def write(partial: Path) -> None:
         with _Sentences(partial.parent) as sentences, partial.open("r+b") as file:
             sentences.read(encoder, corpus)
-            _write(partial, ArrayWriter(file), sentences, options, encoder.digest or "")
+            _write(partial, ArrayWriter(file), sentences, options, encoder.identity or "")
 
     try:
         write_atomically(out, write)
@@ -142,7 +142,7 @@ class _Sentences:
 
 
 def _write(
-    partial: Path, writer: ArrayWriter, sentences: _Sentences, options: IndexOptions, model: str
+    partial: Path, writer: ArrayWriter, sentences: _Sentences, options: IndexOptions, identity: str
 ) -> None:
     """Writes the index, opens it as any reader does, measures it, and then writes what was found."""
     vectors = sentences.vectors
@@ -154,7 +154,7 @@ def _write(
         "kind": kind,
         "rows": vectors.rows,
         "width": vectors.shape[1],
-        "model": model,
+        "identity": identity,
         "corpus": sentences.digest.hexdigest(),
         "files": sentences.files,
         "firsts": sentences.firsts,

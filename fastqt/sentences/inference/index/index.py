@@ -60,7 +60,7 @@ class Index:
                 f"{path} is damaged: want a row and a column at least, got {rows} x {self.width}"
             )
 
-        self._model: str = field(header, "model", str, path)
+        self._identity: str = field(header, "identity", str, path)
         self._corpus: str = field(header, "corpus", str, path)
         self._lines = file.array("lines", "int64", (rows,))
         self._ends = file.array("ends", "int64", (rows,))
@@ -85,7 +85,7 @@ class Index:
 
     def check_model(self, encoder: SentenceEncoder) -> None:
         """Checks that the index was made by this model."""
-        if (encoder.digest or "") != self._model:
+        if (encoder.identity or "") != self._identity:
             raise InputError(
                 f"{self.path} was made by another model, whose vectors mean something else; make it again "
                 "with fastqt index"

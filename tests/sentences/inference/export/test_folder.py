@@ -31,7 +31,7 @@ def test_an_export_lists_its_files_which_all_can_read(run, tmp_path):
     about = json.loads((tmp_path / "out/export.json").read_text())
     paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert set(about["files"]) == {path.relative_to(tmp_path / "out").as_posix() for path in paths}
-    assert about["model"] == SentenceEncoder.load(run, with_digest=True).digest
+    assert about["identity"] == SentenceEncoder.load(run, with_identity=True).identity
     modes = {stat.S_IMODE(path.stat().st_mode) for path in paths}
     assert modes == {stat.S_IMODE((run / "config.json").stat().st_mode)}
     assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}

@@ -132,7 +132,7 @@ def test_the_corpus_may_move_but_not_change(encoder, corpus, indexes, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_model_and_wrong_arguments_of_a_search_are_refused(encoder, indexes, kind):
     other, index = Clustered(ROWS, seed=1), indexes[kind]
-    for other.digest in ("other", None):
+    for other.identity in ("other", None):
         with pytest.raises(InputError, match=rf"{kind}\.index was made by another model"):
             index.search(other, ["1"])
     with pytest.raises(InputError, match=r"queries: want vectors of width 16, got shape \(1, 17\)"):
