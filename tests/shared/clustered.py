@@ -12,7 +12,7 @@ class Clustered:
         clusters: around which the rows lie.
     """
 
-    digest = "clustered"
+    identity = "clustered"
 
     def __init__(self, rows, width=16, clusters=30, seed=0):
         generator = np.random.default_rng(seed)

@@ -284,5 +284,5 @@ def test_wrong_arguments_of_gloss_are_refused(trained):
     with pytest.raises(InputError, match="radius: want at least 1e-06, got 0"):
         TrainConfig(("x",), model="gloss-bow", radius=0.0)
     assert math.isclose(build_model(TrainConfig(("x",), model="gloss-bow", radius=3.0), 9).radius, 3)
-    with pytest.raises(InputError, match="position_loss: want 'sum' with model gloss-bow, got 'mean'"):
+    with pytest.raises(InputError, match="position_loss: want it with model gloss-pos alone, got 'mean'"):
         TrainConfig(("x",), model="gloss-bow", position_loss="mean")
