@@ -64,7 +64,7 @@ def _add_words(directory: Path, words: Sequence[str], vectors: NDArray[np.floati
     check_holds_no_model(out)
     encoder = SentenceEncoder.load(directory, "cpu")
     config, vocabulary = encoder.config, encoder.vocabulary
-    if not isinstance(vocabulary, Vocabulary) or not config.kind.encodes:
+    if not isinstance(vocabulary, Vocabulary) or config.vocabulary is not None or not config.kind.encodes:
         kind = config.model if config.vocabulary is None else f"{config.model} with the vocabulary of a file"
         raise InputError(f"{directory}: want a model with word vectors of its own, got {kind}")
 

@@ -11,7 +11,7 @@ from fastqt.errors import InputError, one_line
 from fastqt.sentences.runs.checkpoint import VOCABULARY, write_text
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, digest_of_folder
-from fastqt.sentences.text import Lexicon, TokenizerVocabulary, Vocabulary
+from fastqt.sentences.text import Lexicon, Vocabulary
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import CheckpointVocabulary
@@ -31,9 +31,9 @@ def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
     return Vocabulary.load(directory / VOCABULARY, unknown=config.unknown)
 
 
-def load_tokenizer(config: TrainConfig, path: Path) -> TokenizerVocabulary:
+def load_tokenizer(config: TrainConfig, path: Path) -> Vocabulary:
     """Reads a file of the `tokenizers` library as a run's settings want it."""
-    return TokenizerVocabulary.load(
+    return Vocabulary.load(
         path,
         unknown=config.unknown,
         special_tokens=config.special_tokens,
@@ -61,7 +61,7 @@ def lexicon_digest(config: TrainConfig, directory: Path) -> str:
 
 def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
     """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
-    if isinstance(lexicon, (Vocabulary, TokenizerVocabulary)):
+    if isinstance(lexicon, Vocabulary):
         write_text(directory / VOCABULARY, lexicon.to_json())
     else:
         cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)

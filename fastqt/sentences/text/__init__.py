@@ -4,7 +4,6 @@ from fastqt.nn.tokens import Encoded, pad
 from fastqt.sentences.text.batches import Batch, Span, batches
 from fastqt.sentences.text.corpus import Corpus, Sample
 from fastqt.sentences.text.reader import Block, Position, read_blocks
-from fastqt.sentences.text.subwords import TokenizerVocabulary
 from fastqt.sentences.text.tables import Columns
 from fastqt.sentences.text.triplets import Prompts, TripletCorpus, read_triplets
 from fastqt.sentences.text.vocabulary import Lexicon, Vocabulary
@@ -20,7 +19,6 @@ __all__ = [
     "Prompts",
     "Sample",
     "Span",
-    "TokenizerVocabulary",
     "TripletCorpus",
     "Vocabulary",
     "batches",

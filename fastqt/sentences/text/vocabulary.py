@@ -1,12 +1,12 @@
-"""A word-level vocabulary in the file format of the `tokenizers` library, with a fast encoder."""
+"""A vocabulary: words that are counted in a corpus, or the tokens of a file of the `tokenizers` library."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, Protocol, cast
 
@@ -20,27 +20,23 @@ from fastqt.checks import shown
 from fastqt.errors import InputError, one_line
 from fastqt.nn.tokens import Encoded, list_of_texts
 from fastqt.sentences.json_text import field, has_type, read_object
+from fastqt.sentences.text.counting import COUNTED_WORDS, count_words
 
 UNKNOWN = "<unk>"
-UNKNOWN_ID = 0
 LARGEST_FILE = 1 << 30  # bytes of a vocabulary.json
-LONGEST_SENTENCE = 1 << 24  # words
-# Those that split by a fixed rule. Others hold patterns, which a file can choose so that they never end.
-PRE_TOKENIZERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
-LONGEST_WORD = 100  # characters; longer words are <unk>, as in BERT's vocabulary
-# A chunk is a piece of text between white space. These limits bound the memory of the encoder's cache and of
-# counting words.
+LONGEST_SENTENCE = 1 << 24  # tokens
+MOST_TOKENS = 1 << 31
+PROBES = ["a word", "", "\u2603 \U0010ffff"]  # texts that are encoded to see whether a file works
+# A chunk is a piece of text between white space. These limits bound the memory of the encoder's cache.
 CACHED_CHUNKS = 1 << 19
 LONGEST_CACHED = 64  # characters; longer chunks seldom come again
-COUNTED_CHUNKS = 1 << 18
-COUNTED_CHARACTERS = 1 << 28
-COUNTED_WORDS = 1 << 20
 
 Unknown = Literal["keep", "drop"]
+SpecialTokens = Literal["none", "add"]
 
 
 class Lexicon(Protocol):
-    """Whatever encodes sentences as token ids: words, sub-words, or the tokenizer of a checkpoint."""
+    """Whatever encodes sentences as token ids: a vocabulary, or the tokenizer of a checkpoint."""
 
     def __len__(self) -> int: ...
 
@@ -52,37 +48,69 @@ class Lexicon(Protocol):
 
 
 class Vocabulary:
-    """Words and their ids. Case matters, and every punctuation mark is a word of its own.
+    """The tokens of a tokenizer and their ids.
 
-    The `tokenizers` library splits a sentence at white space and at punctuation (its BERT rule), and each
-    word is looked up. The chunks between white space are encoded independently of one another, so their ids
-    are cached. On running text this is several times as fast as the library alone, with the same result.
-    Several threads may encode at the same time.
+    Several threads may encode at the same time. The ids of chunks between white space
+    are cached for a tokenizer that looks words up, with which running text is encoded several times as fast.
 
     Args:
-        tokenizer: a `tokenizers.Tokenizer` with a WordLevel model and `<unk>` as word 0.
-        unknown: "keep" encodes unknown words as `<unk>`; "drop" leaves them out.
-        max_length: the number of words that are kept of a sentence, after unknown ones were dropped.
+        tokenizer: a `tokenizers.Tokenizer`. Its own truncation is replaced, and its padding is not used.
+        unknown: "keep" encodes what is unknown as the tokenizer does; "drop" leaves its unknown token out.
+        special_tokens: "add" those that its post-processor adds, such as [CLS] and [SEP], or "none".
+        max_length: the number of tokens that are kept of a sentence, special ones included, after unknown
+            ones were dropped.
 
     Attributes:
+        filler: the token of a sentence that has none: the unknown one, or that of padding, or the first.
         counts: (V,) int64, how often each word occurs in the text that the vocabulary was built from, and for
             `<unk>` all other words together; None for a vocabulary that was not built.
     """
 
     counts: NDArray[np.int64] | None = None
 
-    def __init__(self, tokenizer: Tokenizer, *, unknown: Unknown = "keep", max_length: int = 50) -> None:
-        if unknown not in ("keep", "drop"):
-            raise InputError(f"unknown: want 'keep' or 'drop', got {unknown!r}")
-        if max_length < 1:
-            raise InputError(f"max_length: want at least 1, got {max_length}")
-        if tokenizer.token_to_id(UNKNOWN) != UNKNOWN_ID:
-            raise InputError(f"vocabulary: want {UNKNOWN} as word {UNKNOWN_ID}")
-        tokenizer.no_truncation()  # `encode` truncates itself, because unknown words are dropped first
-        self.tokenizer = tokenizer
-        self.unknown = unknown
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        unknown: Unknown = "keep",
+        special_tokens: SpecialTokens = "none",
+        max_length: int = 50,
+    ) -> None:
+        for name, value, choices in (
+            ("unknown", unknown, ("keep", "drop")),
+            ("special_tokens", special_tokens, ("none", "add")),
+        ):
+            if value not in choices:
+                raise InputError(f"{name}: want {choices[0]!r} or {choices[1]!r}, got {value!r}")
+        if unknown == "drop" and special_tokens == "add":
+            raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")
+
+        self.tokenizer, self.unknown, self.special_tokens = tokenizer, unknown, special_tokens
         self.max_length = max_length
+        self._padding = tokenizer.padding
+        tokenizer.no_padding()
+        special = tokenizer.num_special_tokens_to_add(False) if special_tokens == "add" else 0
+        if max_length < special + 1:
+            raise InputError(f"max_length: want at least {special + 1}, got {max_length}")
+
+        state = json.loads(tokenizer.to_str())
+        self._has_cache = _splits_at_spaces(state)
+        if unknown == "keep" and not self._has_cache:
+            tokenizer.enable_truncation(max_length)
+        else:
+            tokenizer.no_truncation()  # `encode` truncates
+
+        self._size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        if not 1 <= self._size < MOST_TOKENS:
+            raise InputError(f"model.vocab: want ids below {MOST_TOKENS:,}, got {self._size - 1:,}")
+        self.unknown_id = _unknown_id(tokenizer, state["model"])
+        padding_id = (self._padding or {}).get("pad_id", 0)
+        if padding_id >= self._size:
+            raise InputError(f"padding.pad_id: want less than {self._size:,}, got {padding_id:,}")
+        self.filler: int = padding_id if self.unknown_id is None else self.unknown_id
+
         self._cache: dict[str, tuple[int, ...]] = {}  # the ids of chunks
+        self.encode(PROBES)
 
     @classmethod
     def build(
@@ -94,6 +122,9 @@ class Vocabulary:
         max_length: int = 50,
     ) -> Vocabulary:
         """Builds a vocabulary of `<unk>` and the `size` − 1 most frequent words.
+
+        Case matters. The `tokenizers` library splits a sentence at white space and at punctuation, each mark
+        of which is a word of its own (its BERT rule).
 
         The sentences are iterated once. Words of equal frequency are ordered by their characters. Memory is
         bounded: if the corpus has more than 20 · `size` distinct words, and more than a million, the rarest
@@ -115,23 +146,38 @@ class Vocabulary:
         return vocabulary
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, unknown: Unknown = "keep") -> Vocabulary:
-        """Reads a file that `save` wrote: JSON of the `tokenizers` library, which includes max_length."""
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        unknown: Unknown = "keep",
+        special_tokens: SpecialTokens = "none",
+        max_length: int | None = None,
+    ) -> Vocabulary:
+        """Reads a file that `save` of a tokenizer or of this class wrote, usually called tokenizer.json.
+
+        `max_length` is by default that of the file's truncation.
+        """
         try:
             state = read_object(path, most_bytes=LARGEST_FILE)
         except FileNotFoundError:
             raise InputError(f"no vocabulary: {os.fspath(path)} is missing") from None
         try:
-            max_length = _check_state(state)
-            # The library must not see another text than the one that was checked.
-            return cls(_parsed(json.dumps(state)), unknown=unknown, max_length=max_length)
-        except (InputError, ValueError) as error:
-            raise InputError(f"{os.fspath(path)} is not a vocabulary file: {one_line(error)}") from error
+            _check_state(state)
+            length = _max_length(state) if max_length is None else max_length
+            with _errors_in_words():
+                # The library must not see another text than the one that was checked.
+                tokenizer = Tokenizer.from_str(json.dumps(state))
+            return cls(tokenizer, unknown=unknown, special_tokens=special_tokens, max_length=length)
+        except InputError as error:
+            raise InputError(f"{os.fspath(path)} is no usable tokenizer file: {one_line(error)}") from error
 
     def to_json(self) -> str:
-        """The vocabulary as JSON of the `tokenizers` library, whose format has no place for `unknown`."""
+        """The vocabulary as JSON of the `tokenizers` library, which has no place for `unknown`."""
         tokenizer = copy.deepcopy(self.tokenizer)  # other threads encode with this one
         tokenizer.enable_truncation(self.max_length)
+        if self._padding is not None:
+            tokenizer.enable_padding(**self._padding)
         text: str = tokenizer.to_str(pretty=True)
         return text
 
@@ -141,36 +187,55 @@ class Vocabulary:
             file.write(self.to_json())
 
     def __len__(self) -> int:
-        size: int = self.tokenizer.get_vocab_size()
-        return size
+        """One more than the highest id, which some files have beyond their number of tokens."""
+        return self._size
 
     def special_ids(self) -> list[int]:
-        """The id of `<unk>`, which stands for no word."""
-        return [UNKNOWN_ID]
+        """The ids that stand for no part of a text: of special tokens, of what is unknown, and `filler`."""
+        named = self.tokenizer.get_added_tokens_decoder().items()
+        special = [number for number, token in named if token.special]
+        with _errors_in_words():
+            special += self.tokenizer.encode("", add_special_tokens=True).ids
+        return sorted({self.filler, *special, *([] if self.unknown_id is None else [self.unknown_id])})
 
     def encode(self, sentences: Sequence[str]) -> Encoded:
         """Encodes sentences.
 
-        Each sentence gets at most `max_length` ids. A sentence without any gets `<unk>`, so that none is
+        Each sentence gets at most `max_length` ids. A sentence without any gets `filler`, so that none is
         empty.
         """
         sentences = list_of_texts("sentences", sentences)
-        lines = [sentence.split() for sentence in sentences]
-        rows = self._ids_of_chunks([*chain.from_iterable(lines)])
-        counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        words = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(counts.sum()))
+        if self._has_cache:
+            chunks = [sentence.split() for sentence in sentences]
+            rows = self._ids_of_chunks([*chain.from_iterable(chunks)])
+            counts = np.fromiter(map(len, chunks), dtype=np.int64, count=len(chunks))
+        else:
+            rows = self._ids_of(sentences)
+            counts = np.ones(len(sentences), dtype=np.int64)
 
-        chunk_counts = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
-        ends = np.concatenate([[0], np.cumsum(counts)])[np.cumsum(chunk_counts)]
+        sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(sizes.sum()))
+        ends = np.concatenate([[0], np.cumsum(sizes)])[np.cumsum(counts)]
         lengths = np.diff(ends, prepend=0)
-        ids = words[_positions(lengths) < self.max_length]
+        ids = ids[_positions(lengths) < self.max_length]
         lengths = np.minimum(lengths, self.max_length)
 
         if not lengths.all():
             empty = np.flatnonzero(lengths == 0)
-            ids = np.insert(ids, np.cumsum(lengths)[empty], UNKNOWN_ID)
+            ids = np.insert(ids, np.cumsum(lengths)[empty], self.filler)
             lengths[empty] = 1
         return Encoded(ids, lengths)
+
+    def _ids_of(self, texts: list[str]) -> list[tuple[int, ...]]:
+        """The ids of each text, without dropped ones."""
+        with _errors_in_words():
+            encodings = self.tokenizer.encode_batch_fast(
+                texts, add_special_tokens=self.special_tokens == "add"
+            )
+        kept = (encoding.ids for encoding in encodings)
+        if self.unknown == "drop":
+            kept = ([each for each in ids if each != self.unknown_id] for ids in kept)
+        return [*map(tuple, kept)]
 
     def _ids_of_chunks(self, chunks: list[str]) -> list[tuple[int, ...]]:
         """The ids of each chunk.
@@ -184,88 +249,64 @@ class Vocabulary:
             return cast("list[tuple[int, ...]]", rows)
 
         new = list({chunk for chunk, ids in zip(chunks, rows, strict=True) if ids is None})
-        encodings = self.tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        kept = (encoding.ids for encoding in encodings)
-        if self.unknown == "drop":
-            kept = ([word for word in ids if word != UNKNOWN_ID] for ids in kept)
-        fresh = dict(zip(new, map(tuple, kept), strict=True))
-
+        fresh = dict(zip(new, self._ids_of(new), strict=True))
         if len(cache) > CACHED_CHUNKS:
             self._cache = cache = {}
         cache.update((chunk, ids) for chunk, ids in fresh.items() if len(chunk) <= LONGEST_CACHED)
         return [fresh[chunk] if ids is None else ids for chunk, ids in zip(chunks, rows, strict=True)]
 
 
-def _parsed(text: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises Exception itself if it cannot parse the text
-        raise InputError(str(error)) from error
+def _splits_at_spaces(state: dict[str, Any]) -> bool:
+    """Whether a tokenizer looks words up between white space, as `Vocabulary.build` makes them."""
+    kinds = state["model"].get("type"), (state.get("pre_tokenizer") or {}).get("type")
+    others = ("normalizer", "post_processor", "added_tokens")
+    return kinds == ("WordLevel", "BertPreTokenizer") and not any(state.get(name) for name in others)
 
 
-def _check_state(state: dict[str, Any]) -> int:
-    """Checks what `Tokenizer.from_str` does not, and returns max_length."""
-    truncation, model = (field(state, name, dict, "vocabulary") for name in ("truncation", "model"))
-    if (kind := field(model, "type", str, "model")) != "WordLevel":
-        raise InputError(f"model.type: want 'WordLevel', got {kind!r:.100}")
-    if (unknown := field(model, "unk_token", str, "model")) != UNKNOWN:
-        raise InputError(f"model.unk_token: want {UNKNOWN!r}, got {unknown!r:.100}")
+def _unknown_id(tokenizer: Tokenizer, model: dict[str, Any]) -> int | None:
+    """The id of what a tokenizer does not know; None where it has no such token."""
+    if "unk_id" in model:
+        unknown_id: int | None = model["unk_id"]
+        return unknown_id
+    token = model.get("unk_token")
+    number: int | None = None if token is None else tokenizer.token_to_id(token)
+    return number
 
-    for name in ("padding", "normalizer", "post_processor"):
-        if state.get(name) is not None:
-            raise InputError(f"{name}: want null, got {state[name]!r:.100}")
-    if state.get("added_tokens", []):
-        raise InputError("added_tokens: want none")
 
-    splitter = state.get("pre_tokenizer")
-    if not isinstance(splitter, dict) or splitter.get("type") not in PRE_TOKENIZERS:
-        raise InputError(f"pre_tokenizer: want one of {', '.join(PRE_TOKENIZERS)}, got {splitter!r:.100}")
-    ids = list(field(model, "vocab", dict, "model").values())
-    if not all(has_type(number, int) for number in ids) or sorted(ids) != list(range(len(ids))):
-        raise InputError(f"model.vocab: want each number from 0 to {len(ids) - 1} once")
+def _check_state(state: dict[str, Any]) -> None:
+    """Checks what the library does not."""
+    model = field(state, "model", dict, "tokenizer")
+    if model.get("dropout") is not None:  # a resumed training would have other bits
+        raise InputError(f"model.dropout: want null, got {model['dropout']!r:.100}")
+    if model.get("type") == "Unigram" and not has_type(model.get("unk_id"), int):
+        raise InputError(f"model.unk_id: want the id of the unknown token, got {model.get('unk_id')!r:.100}")
+    padding = state.get("padding")
+    if padding is not None and not has_type(field(state, "padding", dict, "tokenizer").get("pad_id"), int):
+        raise InputError(f"padding.pad_id: want an id, got {padding.get('pad_id')!r:.100}")
 
+
+def _max_length(state: dict[str, Any]) -> int:
+    truncation = field(state, "truncation", dict, "tokenizer")
     max_length: int = field(truncation, "max_length", int, "truncation")
     if not 1 <= max_length <= LONGEST_SENTENCE:
         raise InputError(f"truncation.max_length: want 1 to {LONGEST_SENTENCE}, got {max_length}")
     return max_length
 
 
+@contextlib.contextmanager
+def _errors_in_words() -> Iterator[None]:
+    """Makes an InputError of what the library raises: Exception itself, or a panic, which is none."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(one_line(error)) from error
+
+
 def _positions(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The position of each element in its segment: 0, ..., lengths[0] - 1, 0, ..., lengths[1] - 1, ..."""
     starts = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(starts, lengths)
-
-
-def count_words(sentences: Iterable[str], limit: int) -> Counter[str]:
-    """Counts words; if there are more than `limit`, drops the rarest so that at most half as many stay.
-
-    Whole chunks are counted first and are split into words from time to time, because a chunk that occurs
-    often is then split once.
-    """
-    words: Counter[str] = Counter()
-    chunks: Counter[str] = Counter()
-    split = BertPreTokenizer().pre_tokenize_str
-
-    def count_words_of_chunks() -> None:
-        for chunk, count in chunks.items():
-            for word, _ in split(chunk):
-                if len(word) <= LONGEST_WORD:
-                    words[word] += count
-        chunks.clear()
-        if len(words) > limit:
-            # All words up to a threshold count are dropped, including all that tie at it. Dropping only some
-            # of the ties would make the vocabulary depend on the order of the text.
-            counts = np.fromiter(words.values(), dtype=np.int64, count=len(words))
-            threshold = int(np.partition(counts, -(limit // 2))[-(limit // 2)])
-            for word in [word for word, count in words.items() if count <= threshold]:
-                del words[word]
-
-    characters = 0
-    for sentence in sentences:
-        chunks.update(sentence.split())
-        characters += len(sentence)
-        if len(chunks) > COUNTED_CHUNKS or characters > COUNTED_CHARACTERS:
-            count_words_of_chunks()
-            characters = 0
-    count_words_of_chunks()
-    return words

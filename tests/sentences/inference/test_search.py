@@ -14,7 +14,7 @@ from fastqt.sentences.inference import embed
 from fastqt.sentences.inference.analogy import answers
 from fastqt.sentences.inference.embed import write_vectors
 from fastqt.sentences.inference.search import nearest
-from fastqt.sentences.text import TokenizerVocabulary, reader
+from fastqt.sentences.text import Vocabulary, reader
 from tests.shared.sentence_vectors import lines, normalized_halves, vectors
 from tests.shared.tokenizer_files import TOKENIZERS
 
@@ -212,7 +212,7 @@ def test_one_text_has_one_vector_and_no_text_none(encoder):
 )
 def test_what_is_no_list_of_texts_is_refused_and_breaks_nothing(encoder, planted, texts, error, message):
     wanted = encoder.encode(["a cat"])
-    sub_words = TokenizerVocabulary(TOKENIZERS["bpe"]())
+    sub_words = Vocabulary(TOKENIZERS["bpe"]())
     uses = [encoder.vocabulary.encode, sub_words.encode, lambda texts: nearest(encoder, texts, planted)]
     for use in uses if isinstance(texts, str) else [*uses, encoder.encode]:
         with pytest.raises(error, match=message):

@@ -8,7 +8,7 @@ import pytest
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index import Index, IndexOptions, build_index
 from fastqt.sentences.options.encoders import ENCODERS
-from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
+from fastqt.sentences.text import Vocabulary
 from tests.shared.clustered import Clustered, write_corpus
 from tests.shared.stored_runs import write_run
 from tests.shared.threads import Switching, in_threads
@@ -99,7 +99,7 @@ def test_a_thread_encodes_while_another_one_is_about_to_keep_new_words(unknown):
     ("make", "texts"),
     [
         (lambda: Vocabulary.build(["a-b-c-d-e"], 9, max_length=2, unknown="drop"), ["~-~-e"]),
-        (lambda: TokenizerVocabulary(TOKENIZERS["bpe"]()), ["topic", "a longer one"]),
+        (lambda: Vocabulary(TOKENIZERS["bpe"]()), ["topic", "a longer one"]),
     ],
     ids=["words", "sub-words"],
 )

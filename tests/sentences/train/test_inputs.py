@@ -18,7 +18,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.runs.word_tables import word_tables
-from fastqt.sentences.text import TokenizerVocabulary, Vocabulary
+from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
 from tests.shared.tokenizer_files import TOKENIZERS, word_piece
 from tests.shared.trainings import assert_same_weights
@@ -128,9 +128,9 @@ def test_a_training_with_a_tokenizer_in_two_parts_and_its_vectors(planted, tmp_p
     train(config, tmp_path / "parts", resume=True)
     assert_same_weights(tmp_path / "parts", tmp_path / "whole")
     encoder = SentenceEncoder.load(tmp_path / "whole", "cpu")
-    assert isinstance(encoder.vocabulary, TokenizerVocabulary)
+    assert isinstance(encoder.vocabulary, Vocabulary)
     file.write_text(TOKENIZERS[name]().to_str())
-    own = TokenizerVocabulary.load(file, special_tokens=config.special_tokens, max_length=config.max_length)
+    own = Vocabulary.load(file, special_tokens=config.special_tokens, max_length=config.max_length)
     texts = ["topic1word2 place3", "a cat sat.", "☃"]
     assert (encoder.vocabulary.encode(texts).ids == own.encode(texts).ids).all()
     assert {len(table.weight) for table in word_tables(encoder.model)} == {len(own)}
