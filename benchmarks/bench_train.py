@@ -18,6 +18,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.training import Training
 
 NOVELS = Path(__file__).parents[2] / "shared" / "data" / "corpus" / "train.txt.xz"
 BATCHES = 4
@@ -47,7 +48,7 @@ def vocabulary(corpus) -> Vocabulary:
 @pytest.mark.parametrize(("encoder", "hidden_size"), [("bow", None), ("gru", 300), ("gru", 1000)])
 def test_training_step(benchmark, corpus, vocabulary, tmp_path, encoder, hidden_size):
     config = TrainConfig((corpus,), encoder=encoder, hidden_size=hidden_size or 1000, device="cpu")
-    trainer = Trainer(config, [corpus], vocabulary, tmp_path, Progress())
+    trainer = Trainer(Training(config, [corpus], vocabulary, tmp_path, Progress()))
     plain = PlainTrainer(
         PlainQuickThoughts(len(vocabulary), config.word_dim, hidden_size),
         config.batch_size,

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from fastqt.sentences.train import loop
+from fastqt.sentences.train import loop, train
 from fastqt.sentences.train.gradients import sum_gradients
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Objective
 from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.progress import Display
 from fastqt.sentences.train.ranks import joined
+from fastqt.sentences.train.training import Training
 
 
 class Seen(NamedTuple):
@@ -91,7 +92,7 @@ def trained(config, out, resume=False, spoil=None, at=0, place="step"):
         setattr(*where, watched(name))
     Counting.shown = 0
     try:
-        outcome = loop.train(config, out, resume=resume, display=Counting)
+        outcome = train(config, out, resume=resume, display=Counting)
     finally:
         for name, where in places.items():
             setattr(*where, originals[name])
@@ -131,7 +132,7 @@ def chunked_gradients(config):
     with joined("cpu", config.batch_size, 60) as ranks:
         corpus = list(config.corpus)
         vocabulary, progress = read_corpus(config, corpus, ranks.size)
-        trainer = loop.Trainer(config, corpus, vocabulary, Path(), progress, ranks)
+        trainer = loop.Trainer(Training(config, corpus, vocabulary, Path(), progress, ranks))
         objective = trainer.objective
         trainer.model.double()
         turn = next(iter(objective.turns(progress)))

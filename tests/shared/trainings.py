@@ -16,6 +16,7 @@ from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.progress import Display
+from fastqt.sentences.train.training import Training
 from tests.shared.rank_pool import Pool
 from tests.shared.trained_on_ranks import Seen, trained
 
@@ -23,7 +24,8 @@ from tests.shared.trained_on_ranks import Seen, trained
 def trainer_of(config: TrainConfig, folder: Path, progress: Progress | None = None) -> Trainer:
     """The training of a text by itself, by default in its first pass over 500 sentences."""
     vocabulary = Vocabulary.build(Path(config.corpus[0]).read_text().splitlines(), config.vocab_size)
-    return Trainer(config, [config.corpus[0]], vocabulary, folder, progress or Progress(sentences=500))
+    training = Training(config, [config.corpus[0]], vocabulary, folder, progress or Progress(sentences=500))
+    return Trainer(training)
 
 
 def lines_of(run: Path) -> list[dict]:

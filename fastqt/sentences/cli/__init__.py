@@ -154,13 +154,14 @@ def _train(corpus: list[str], out: str, resume: bool, profile: str | None, **set
 
     if corpus:
         settings["corpus"] = tuple(corpus)
-    if resume and Path(out, CONFIG).exists():
-        config = replace(TrainConfig.load(Path(out, CONFIG)), **settings)
+    stored = TrainConfig.load(Path(out, CONFIG)) if resume and Path(out, CONFIG).exists() else None
+    if stored is not None:
+        config = replace(stored, **settings)
     elif corpus:
         config = TrainConfig(**settings)
     else:
         raise InputError(f"no CORPUS given{f', and no run to resume in {out}' if resume else ''}")
-    outcome = train(config, out, resume=resume, profile=profile)
+    outcome = train(config, out, resume=resume, stored=stored, profile=profile)
     if outcome.rank:
         return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
     if outcome.stopped_by is not None:

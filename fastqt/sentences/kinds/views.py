@@ -103,9 +103,6 @@ class ViewsKind(Kind[V]):
     def reads_rows(self, config: V) -> bool:
         return config.corpus[0].endswith(ROWS)
 
-    def objective_of(self, config: V) -> str:
-        return "views.TripletsObjective" if self.reads_rows(config) else self.objective
-
     def build(self, config: V, build: Build) -> nn.Module:
         encoder = build.encoder(config.encoder)
         head = _head(config, encoder, build.pretrained) if config.masked_words else None

@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.card import save_card
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
-from fastqt.sentences.runs.model import choose_device
-from fastqt.sentences.runs.progress import FINISHED, Progress, save_finished
-from fastqt.sentences.text import Batch, Lexicon, Sample, Span
-from fastqt.sentences.text.reader import check_exists, check_rereadable
+from fastqt.sentences.runs.progress import FINISHED, save_finished
+from fastqt.sentences.text import Batch, Sample, Span
 from fastqt.sentences.train.average import Average
 from fastqt.sentences.train.choice import build_objective
 from fastqt.sentences.train.clock import Moment, Parts
@@ -28,13 +23,11 @@ from fastqt.sentences.train.objectives import Measured, Turn
 from fastqt.sentences.train.opening import opening
 from fastqt.sentences.train.optim import clip_gradients
 from fastqt.sentences.train.precision import Precision
-from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
-from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
-from fastqt.sentences.train.profiling import Trace, begin_peak, check_trace, peak_memory
+from fastqt.sentences.train.profiling import Trace, begin_peak, peak_memory
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
-from fastqt.sentences.train.ranks import Ranks, Share, joined
+from fastqt.sentences.train.ranks import Share
 from fastqt.sentences.train.schedule import Factor, schedule_of
-from fastqt.sentences.train.state import follow_first, part_generators
+from fastqt.sentences.train.training import Training
 
 FIRST_REPORT = 5.0  # seconds of the processors after which the first report is shown, though not stored
 
@@ -52,125 +45,20 @@ class Outcome:
     memory: str = ""  # the peak of this process, in words
 
 
-def train(
-    config: TrainConfig,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    display: type[Display] = Display,
-    profile: str | None = None,
-) -> Outcome:
-    """Trains a model and writes it to a directory.
-
-    The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
-    the best one if `config.dev` or `config.early_stop` is given) and checkpoint.safetensors. Once the
-    training has ended, the checkpoint is removed and finished.json takes its place, unless
-    `config.keep_checkpoint` is set. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
-    training computes the same bits as an uninterrupted one on the same machine with the same number of
-    threads. Only one training at a time can use a directory, which must not hold a run unless `resume` is
-    set.
-
-    Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
-    of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
-    another number of processes; with the same number, the bits are again those of an uninterrupted one.
-    OtherRankError where another process has failed.
-
-    QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
-    and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
-
-    A training that has ended writes README.md too, the model card, unless the user has written or edited it.
-
-    `profile` is a .json file for a trace of some steps of rank 0, see `fastqt.sentences.train.profiling`.
-    """
-    directory = Path(out)
-    with joined(config.device, config.batch_size, config.timeout) as ranks:
-        check_same_settings(config, ranks.first(lambda: config))
-        if profile is not None and ranks.is_first:
-            check_trace(profile)
-        if config.vectors is not None:
-            width = ranks.first(lambda: width_of_words(config, directory, resume))
-            config = replace(config, word_dim=width)
-        with _own(directory, config, ranks):
-            return _trainer(config, directory, resume, display, ranks).run(display, profile)
-
-
-@contextlib.contextmanager
-def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
-    """Keeps other trainings out of a directory, which rank 0 alone uses."""
-    if not ranks.is_first:
-        yield
-        return
-    check_rereadable("corpus", config.corpus, copies_stdin=True)
-    check_rereadable("teacher", config.teacher or ())
-    for name, path in (("valid", config.valid), ("dev", config.dev)):  # --resume reads them again
-        if path is not None:
-            check_rereadable(name, [path])
-            check_exists(path)
-    with own_run(directory):
-        yield
-
-
-def _trainer(
-    config: TrainConfig, directory: Path, resume: bool, display: type[Display], ranks: Ranks
-) -> Trainer:
-    """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
-    corpus, vocabulary, progress, begun, finished = ranks.first(
-        lambda: prepare(config, directory, resume, ranks.size, display.note)
-    )
-
-    trainer = Trainer(config, corpus, vocabulary, directory, progress, ranks)
-    if finished:
-        ranks.first(trainer.check_nothing_is_left)
-        return trainer
-
-    path = directory / checkpoint.CHECKPOINT
-    coverage = None
-    if ranks.is_first and begun:
-        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer, trainer.average.state())
-    elif not begun and config.vectors is not None:
-        coverage = ranks.first(lambda: start_from_vectors(trainer.model, vocabulary, config, display.say))
-
-    if ranks.size > 1:
-        follow_first(ranks, trainer.model, trainer.optimizer)
-        part_generators(ranks, config.seed, progress.step, path if begun else None)
-
-    if ranks.is_first:
-        checkpoint.write_text(directory / checkpoint.CONFIG, config.to_json())
-        if not begun:
-            save_lexicon(vocabulary, directory)
-        if coverage is not None:
-            checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
-        progress.vocabulary_digest = lexicon_digest(config, directory)
-    return trainer
-
-
 class Trainer:
-    """One training: its model, its optimiser and its progress.
+    """Takes the steps of a training: its model, its optimiser, and what is measured of them."""
 
-    `corpus` is paths of the text files, the metrics, the checkpoints and the model are written to
-    `directory`, and `progress` says where to continue. Without `ranks`, this process trains alone.
-    """
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        corpus: list[str],
-        vocabulary: Lexicon,
-        directory: Path,
-        progress: Progress,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.config, self.corpus, self.vocabulary = config, corpus, vocabulary
-        self.directory, self.progress, self.ranks = directory, progress, ranks or Ranks()
-        device = choose_device(config.device)
-        self.objective = build_objective(config, corpus, vocabulary, device, self.ranks)
+    def __init__(self, training: Training) -> None:
+        self.training, self.config, self.directory = training, training.config, training.directory
+        self.progress, self.ranks = training.progress, training.ranks
+        config, progress = self.config, self.progress
+        self.objective = build_objective(training)
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
 
         self.average = Average(self.model, config.average if self.ranks.is_first else None)
-        known = config, self.objective, self.average, vocabulary, directory, progress, self.ranks
-        self.measurements = Measurements(*known)
+        self.measurements = Measurements(training, self.objective, self.average)
 
         left = self.objective.steps(progress.sentences - progress.taken)
         epochs_after = config.epochs - progress.epoch - 1
@@ -178,9 +66,9 @@ class Trainer:
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
 
-        compile_encoders(self.model, config, device)
+        compile_encoders(self.model, config, training.device)
         self.parts = Parts()
-        self.precision = Precision(config.precision, device, progress)
+        self.precision = Precision(config.precision, training.device, progress)
         self.factor = Factor(config, self.last_step)
         self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
@@ -264,8 +152,7 @@ class Trainer:
     def _announce(self, display_class: type[Display]) -> None:
         """Tells what was read and what is about to be done, unless the run has ended already."""
         if self.ranks.is_first and not self.has_ended:
-            known = self.corpus, self.vocabulary, self.objective, self.progress, self.last_step
-            display_class.say(opening(self.config, *known))
+            display_class.say(opening(self.objective, self.last_step))
 
     def _measure_fresh_weights(self, log: MetricsLog | None, display: Display) -> dict[str, float]:
         """Validates the model before the first step; the line of metrics, which is empty otherwise."""
@@ -354,7 +241,7 @@ class Trainer:
                 if self.has_ended:
                     return
             if progress.step == before and not first_pass:
-                raise InputError(f"the corpus has changed: no batch in {', '.join(self.corpus)}")
+                raise InputError(f"the corpus has changed: no batch in {', '.join(self.training.corpus)}")
             first_pass = False
             progress.epoch += 1
             progress.taken, progress.spans = 0, ()

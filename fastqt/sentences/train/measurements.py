@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -12,13 +11,10 @@ from fastqt.errors import InputError
 from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import checkpoint
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.text import Lexicon
 from fastqt.sentences.train.average import Average
 from fastqt.sentences.train.best import Best
 from fastqt.sentences.train.objectives import Measured, Objective
-from fastqt.sentences.train.ranks import Ranks
+from fastqt.sentences.train.training import Training
 
 if TYPE_CHECKING:
     from fastqt.sentences.evaluation.development import DevelopmentPairs
@@ -27,27 +23,18 @@ if TYPE_CHECKING:
 class Measurements:
     """Makes the lines of metrics.jsonl, on rank 0.
 
-    The best model is written to `directory`, if there is a figure that decides (`Best`), and its figure into
-    `progress`, in place. `can_validate` says whether there is held-out text or a file of development pairs.
+    The best model is written to the training's directory, if there is a figure that decides (`Best`), and its
+    figure into its progress, in place. `can_validate` says whether there is held-out text or a file of
+    development pairs.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        objective: Objective[Any],
-        average: Average,
-        vocabulary: Lexicon,
-        directory: Path,
-        progress: Progress,
-        ranks: Ranks,
-    ) -> None:
-        self.objective, self.vocabulary, self.directory = objective, vocabulary, directory
-        self.average = average
-        self.progress, self.ranks = progress, ranks
-        self.best = Best(config, progress)
+    def __init__(self, training: Training, objective: Objective[Any], average: Average) -> None:
+        self.objective, self.average, config = objective, average, training.config
+        self.directory, self.progress, self.ranks = training.directory, training.progress, training.ranks
+        self.best = Best(config, training.progress)
         self.can_validate = config.valid is not None or config.dev is not None
         self.dev_pairs = None
-        if config.dev is not None and ranks.is_first:
+        if config.dev is not None and self.ranks.is_first:
             self.dev_pairs = _development_pairs(config.dev)
 
     def line(self, loss: Tensor, measured: Measured, validates: bool) -> dict[str, float]:
@@ -108,8 +95,8 @@ class Measurements:
 
     def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
         """Evaluates the model on the development pairs."""
-        model = self.objective.model
-        encoder = SentenceEncoder(model, self.vocabulary, self.objective.device, self.objective.config)
+        model, training = self.objective.model, self.objective.training
+        encoder = SentenceEncoder(model, training.vocabulary, training.device, training.config)
         with evaluating(model):
             return pairs.evaluate(encoder.encode)
 

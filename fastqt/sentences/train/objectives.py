@@ -15,14 +15,14 @@ from fastqt.cached import cached_backward
 from fastqt.functional import contrastive_loss
 from fastqt.nn.modes import evaluating
 from fastqt.sentences.metrics import context_accuracy
-from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import Model, build_model
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.text import Batch, Columns, Corpus, Lexicon, Position, Sample, Span, batches
+from fastqt.sentences.text import Batch, Corpus, Position, Sample, Span, batches
 from fastqt.sentences.text.batches import equal_shares, span_batches, split
 from fastqt.sentences.train.optim import Adam, RowAdam
-from fastqt.sentences.train.ranks import Ranks, Share
+from fastqt.sentences.train.ranks import Share
 from fastqt.sentences.train.schedule import parameter_groups
+from fastqt.sentences.train.training import Training
 
 B = TypeVar("B", bound=Batch | Sample)
 Measured = tuple[Tensor, ...]  # tensors of a step, from which `Objective.measure` computes metrics
@@ -51,21 +51,14 @@ class Objective(ABC, Generic[B]):
     reads_in_order = False
     validates_fresh = True
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        corpus: list[str],
-        vocabulary: Lexicon,
-        device: torch.device,
-        ranks: Ranks,
-    ) -> None:
-        self.config, self.corpus, self.vocabulary, self.device = config, corpus, vocabulary, device
-        self.ranks, self.columns = ranks, Columns(config.column, config.document_column)
-        self.min_batch_size = config.kind.smallest_batch(config)
+    def __init__(self, training: Training) -> None:
+        self.training, self.config, self.vocabulary = training, training.config, training.vocabulary
+        self.device, self.ranks = training.device, training.ranks
+        self.min_batch_size = self.config.kind.smallest_batch(self.config)
         self._read_corpus()
-        torch.manual_seed(config.seed)
+        torch.manual_seed(self.config.seed)
         # transformers returns a checkpoint's model in evaluation mode.
-        self.model: Any = self._build_model().to(device).train()
+        self.model: Any = self._build_model().to(self.device).train()
         self.held_out = list(self._held_out_batches())
 
     def _read_corpus(self) -> None:
@@ -196,7 +189,7 @@ class Objective(ABC, Generic[B]):
         if config.valid is None or not self.ranks.is_first:
             return
         size = config.batch_size
-        valid = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.columns)
+        valid = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.training.columns)
         for _, batch in zip(range(config.valid_batches), valid, strict=False):
             yield batch
 
@@ -212,7 +205,7 @@ class ContextObjective(Objective[Batch]):
         sizes = list(self.sizes(progress.sentences - progress.taken))
         local_sizes = (each[self.ranks.rank] for each in sizes)
         local_batches = span_batches(
-            self.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.columns
+            self.training.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.training.columns
         )
         for each, (batch, rest) in zip(sizes, local_batches, strict=True):
             yield Turn(batch, each, rest)
@@ -221,7 +214,9 @@ class ContextObjective(Objective[Batch]):
         """The part of the corpus that each rank reads in an epoch."""
         if self._whole is None:
             whole, size = [Span(Position(), sentences)], self.ranks.size
-            self._whole = self.ranks.first(lambda: split(self.corpus, whole, size, self.columns))
+            self._whole = self.ranks.first(
+                lambda: split(self.training.corpus, whole, size, self.training.columns)
+            )
         return self._whole
 
     def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
@@ -264,10 +259,10 @@ class ContextObjective(Objective[Batch]):
 class ShuffledObjective(Objective[Sample]):
     """An objective on batches of sentences in random order. The corpus is held in memory."""
 
-    sentences: Corpus
+    sentences: Any  # a `Corpus`, or another that has its methods
 
     def _read_corpus(self) -> None:
-        self.sentences = Corpus(self.corpus, self.vocabulary, columns=self.columns)
+        self.sentences = Corpus(self.training.corpus, self.vocabulary, columns=self.training.columns)
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
         taken = progress.taken

@@ -6,25 +6,17 @@ from typing import Any
 
 import torch
 
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.train.objectives import Objective
 
 
-def opening(
-    config: TrainConfig,
-    corpus: list[str],
-    vocabulary: Lexicon,
-    objective: Objective[Any],
-    progress: Progress,
-    last_step: int,
-) -> str:
+def opening(objective: Objective[Any], last_step: int) -> str:
     """The lines that a training begins with: corpus, vocabulary, model, device, steps, and any held-out text.
 
-    The vocabulary tells how many words the corpus has if it was built from it. The training begins at
-    `progress`.
+    The vocabulary tells how many words the corpus has if it was built from it.
     """
+    training, config = objective.training, objective.config
+    vocabulary, progress = training.vocabulary, training.progress
     epoch = objective.steps(progress.sentences)
     batch = f"{config.batch_size:,} sentences"
     if objective.ranks.size > 1:
@@ -32,7 +24,7 @@ def opening(
     parameters = sum(each.numel() for each in objective.model.parameters())
 
     rows = {
-        "corpus": f"{', '.join(corpus)}: {progress.sentences:,} sentences{_words(vocabulary)}",
+        "corpus": f"{', '.join(training.corpus)}: {progress.sentences:,} sentences{_words(vocabulary)}",
         "vocabulary": f"{len(vocabulary):,} entries",
         "model": f"{config.model}, encoder {config.encoder}: {parameters:,} parameters",
         "device": _device(objective.device),

@@ -19,10 +19,10 @@ from fastqt.sentences.text.arrays import map_rows
 from fastqt.sentences.text.triplets import ROWS_TOGETHER
 from fastqt.sentences.train.objectives import Measured, group_options
 from fastqt.sentences.train.ranks import Share
-from fastqt.sentences.train.views import TripletsObjective
+from fastqt.sentences.train.views import OneEncoderObjective
 
 
-class PairsObjective(TripletsObjective):
+class PairsObjective(OneEncoderObjective):
     """Rows of a query, its positive and any hard negatives, with a loss of ranking, a teacher, or both.
 
     Held-out rows have no teacher: their loss is that of ranking.
@@ -41,7 +41,7 @@ class PairsObjective(TripletsObjective):
         self, embeddings: Sequence[Tensor], batch: Batch | Sample, share: Share | None
     ) -> tuple[Tensor, Measured]:
         """As of `Objective.loss_of`; the tensors are each column of this rank's rows, (B, D)."""
-        queries, *documents = embeddings[0].chunk(self._views)
+        queries, *documents = embeddings[0].chunk(self.width)
         teacher = self._of_teacher(batch, queries) if self.model.training else []
         loss = self._loss(queries, documents, teacher, group_options(share))
         return loss, (queries, *documents)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, cast
 
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
@@ -28,37 +28,35 @@ from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, rea
 from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import READ_BYTES, STDIN, beside
 from fastqt.sentences.text.tables import data_files, is_table
-
-
-class Prepared(NamedTuple):
-    """What a training starts from."""
-
-    corpus: list[str]  # paths of the text files and tables
-    vocabulary: Lexicon
-    progress: Progress
-    begun: bool  # whether there is a checkpoint to continue from
-    finished: bool = False  # whether the run has ended and kept no checkpoint
+from fastqt.sentences.train.training import Training
 
 
 def prepare(
-    config: TrainConfig, directory: Path, resume: bool, ranks: int, note: Callable[[str], None]
-) -> Prepared:
+    config: TrainConfig,
+    directory: Path,
+    stored: TrainConfig | None,
+    resume: bool,
+    ranks: int,
+    note: Callable[[str], None],
+) -> Training:
     """Reads what a training starts from: its checkpoint, or else its corpus.
 
-    The checkpoint is read if the training is to be resumed and there is one. `ranks` is how many processes
-    train together, and `note` says what happens.
+    `stored` is the settings of the run that is there, if it is to be resumed and there is one. `ranks` is how
+    many processes train together, and `note` says what happens.
     """
-    check_directory(directory, config, resume)
+    check_directory(directory, config, stored, resume)
     path = directory / checkpoint.CHECKPOINT
-    progress, finished = None, False
+    progress: Progress | None = None
+    begins: Literal["at a checkpoint", "at the end"] = "at a checkpoint"
     if resume and path.exists():
         progress = checkpoint.read_progress(path)
-    elif resume and (progress := read_finished(directory)) is not None:
-        finished = True
+    elif resume:
+        progress, begins = read_finished(directory), "at the end"
     corpus = corpus_files(config, directory, resume)
     if progress is None:
         note(f"reading {', '.join(corpus)} to build the vocabulary")
-        return Prepared(corpus, *read_corpus(config, corpus, ranks), False)
+        vocabulary, progress = read_corpus(config, corpus, ranks)
+        return Training(config, corpus, vocabulary, directory, progress)
     check_corpus(_files(config, corpus), progress)
     vocabulary = load_lexicon(config, directory)
     if progress.vocabulary_digest != lexicon_digest(config, directory):
@@ -66,7 +64,7 @@ def prepare(
             f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
         )
     share_out(config, corpus, progress, ranks)
-    return Prepared(corpus, vocabulary, progress, not finished, finished)
+    return Training(config, corpus, vocabulary, directory, progress, begins=begins)
 
 
 @contextlib.contextmanager
@@ -79,7 +77,7 @@ def own_run(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
+def check_directory(directory: Path, config: TrainConfig, stored: TrainConfig | None, resume: bool) -> None:
     """Checks that a training may start in a directory, or continue there with these settings.
 
     A run writes its config.json first, so other files that have a run's names without it are not a run's.
@@ -87,8 +85,8 @@ def check_directory(directory: Path, config: TrainConfig, resume: bool) -> None:
     names = [name for name in RUN_FILES if (directory / name).exists()]
     if names and not resume:
         raise InputError(f"{directory} already holds a run: resume it, or choose another directory")
-    if checkpoint.CONFIG in names:
-        config.check_resumes(TrainConfig.load(directory / checkpoint.CONFIG))
+    if stored is not None:
+        config.check_resumes(stored)
     elif names:
         raise InputError(
             f"{directory} holds no run to resume, but a file of a run's name, {names[0]}: move it, or choose "

@@ -12,7 +12,6 @@ from torch import nn
 
 from fastqt.errors import InputError
 from fastqt.sentences.json_text import to_json
-from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.word_tables import tables_of_vectors
@@ -20,12 +19,12 @@ from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.text.vectors import vectors_of, width_of
 
 
-def width_of_words(config: TrainConfig, directory: Path, resume: bool) -> int:
+def width_of_words(config: TrainConfig, stored: TrainConfig | None) -> int:
     """The width of word vectors: that of the settings, of the run to resume, or of the pre-trained file."""
     if config.vectors is None:
         return config.word_dim
-    if resume and (directory / CONFIG).exists():
-        return TrainConfig.load(directory / CONFIG).word_dim
+    if stored is not None:
+        return stored.word_dim
     width = width_of(config.vectors)
     if config.word_dim not in (None, width):
         raise InputError(f"word_dim: want {width}, the width of {config.vectors}, got {config.word_dim}")

@@ -18,48 +18,87 @@ from fastqt.nn.modes import evaluating
 from fastqt.sentences.metrics import view_figures
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import prompts_of
-from fastqt.sentences.text import Batch, Lexicon, Sample, TripletCorpus
+from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, TripletCorpus
 from fastqt.sentences.text.batches import too_short
-from fastqt.sentences.train.objectives import Measured, Objective, ShuffledObjective, group_options
+from fastqt.sentences.train.objectives import Measured, ShuffledObjective, group_options
 from fastqt.sentences.train.ranks import Share
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import CheckpointVocabulary
 
 
-class ViewsObjective(ShuffledObjective):
-    """SimCSE and MixCSE: find each sentence's second view among the second views of a batch."""
+class OneEncoderObjective(ShuffledObjective):
+    """An objective of one encoder, which encodes all texts of a batch together.
 
-    # Whether the views of a validation differ by dropout, without which both would be equal.
-    _validates_with_dropout = True
+    They are two views of each sentence, which differ by dropout, or the columns of rows: anchors, positives
+    and any hard negatives, one after the other. The settings say which; a subclass has the loss of them.
+    """
 
-    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
-        """As of `Objective.loss`.
+    sentences: Corpus | TripletCorpus
 
-        The tensors are of this rank's sentences: both views, (B, D) each, the partners of their mixed
-        negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or nothing (0,), and
-        any hard negatives.
-        """
-        (encoder,) = self.encoders()
-        return self.loss_of([encoder(*self.inputs(batch))], batch, share)
+    def _read_corpus(self) -> None:
+        if not self.config.reads_rows:
+            super()._read_corpus()
+            return
+        prompts = prompts_of(self.config)
+        self.sentences = TripletCorpus(self.training.corpus, self.vocabulary, prompts=prompts)
+
+    @property
+    def width(self) -> int:
+        """How many texts there are of each row of a batch."""
+        return self.sentences.width if isinstance(self.sentences, TripletCorpus) else 2
 
     def encoders(self) -> list[Callable[..., Tensor]]:
         return [self.model.view]
 
     def inputs(self, batch: Batch | Sample) -> tuple[Tensor, Tensor]:
-        """As of `Objective.inputs`: each sentence twice, for both of its views."""
         tokens, lengths = super().inputs(batch)
+        if self.config.reads_rows:
+            return tokens, lengths
         return torch.cat([tokens, tokens]), torch.cat([lengths, lengths])
 
-    @property
-    def _views(self) -> int:
-        """How many views there are of each row of a batch."""
-        return 2
+    def loss(self, batch: Batch | Sample, share: Share | None = None) -> tuple[Tensor, Measured]:
+        (encoder,) = self.encoders()
+        return self.loss_of([encoder(*self.inputs(batch))], batch, share)
+
+    @contextlib.contextmanager
+    def _validation_mode(self) -> Iterator[None]:
+        # A fixed seed gives the same dropout masks and partners in every validation, so that the validations
+        # of a training can be compared. Views differ by dropout, without which both would be equal.
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(self.config.seed)
+            with evaluating(self.model) if self.config.reads_rows else contextlib.nullcontext():
+                yield
+
+    def _held_out_batches(self) -> Iterator[Batch | Sample]:
+        config = self.config
+        if not config.reads_rows:
+            yield from super()._held_out_batches()
+            return
+        if config.valid is None or not self.ranks.is_first:
+            return
+        rows = TripletCorpus([config.valid], self.vocabulary, width=self.width, prompts=prompts_of(config))
+        size = config.batch_size
+        if len(rows) < size:
+            raise InputError(too_short([config.valid], len(rows), size))
+        for begin in range(0, min(len(rows) // size, config.valid_batches) * size, size):
+            yield rows.sample(np.arange(begin, begin + size))
+
+
+class ViewsObjective(OneEncoderObjective):
+    """SimCSE and MixCSE: find each text's second view, or positive, among those of a batch."""
 
     def loss_of(
         self, embeddings: Sequence[Tensor], batch: Batch | Sample, share: Share | None
     ) -> tuple[Tensor, Measured]:
-        z1, z2, *negatives = embeddings[0].chunk(self._views)
+        """As of `Objective.loss_of`.
+
+        The tensors are of this rank's sentences: both views, (B, D) each, the partners of their mixed
+        negatives, (B,), as numbers of sentences of all ranks, the loss of masked words, or nothing (0,), and
+        any hard negatives.
+        """
+        z1, z2, *negatives = embeddings[0].chunk(self.width)
         module, options = self.model.loss, group_options(share)
         N = len(z1) if share is None else share.sentences
 
@@ -115,46 +154,6 @@ class ViewsObjective(ShuffledObjective):
             negatives=negatives,
         )
         return figures | ({"masked_word_loss": words.item()} if words.dim() == 0 else {})
-
-    @contextlib.contextmanager
-    def _validation_mode(self) -> Iterator[None]:
-        # A fixed seed gives the same dropout masks and partners in every validation, so that the validations
-        # of a training can be compared.
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(self.config.seed)
-            with contextlib.nullcontext() if self._validates_with_dropout else evaluating(self.model):
-                yield
-
-
-class TripletsObjective(ViewsObjective):
-    """The same where an anchor's second view and its hard negatives are further texts of its row."""
-
-    sentences: TripletCorpus
-    _validates_with_dropout = False
-
-    def _read_corpus(self) -> None:
-        self.sentences = TripletCorpus(self.corpus, self.vocabulary, prompts=prompts_of(self.config))
-
-    def inputs(self, batch: Batch | Sample) -> tuple[Tensor, Tensor]:
-        """The columns of the rows, one after the other: anchors, positives and any hard negatives."""
-        return Objective.inputs(self, batch)
-
-    @property
-    def _views(self) -> int:
-        return self.sentences.width
-
-    def _held_out_batches(self) -> Iterator[Sample]:
-        config = self.config
-        if config.valid is None or not self.ranks.is_first:
-            return
-        width, prompts = self.sentences.width, prompts_of(config)
-        rows = TripletCorpus([config.valid], self.vocabulary, width=width, prompts=prompts)
-        size = config.batch_size
-        if len(rows) < size:
-            raise InputError(too_short([config.valid], len(rows), size))
-        for begin in range(0, min(len(rows) // size, config.valid_batches) * size, size):
-            yield rows.sample(np.arange(begin, begin + size))
 
 
 def mask_token(config: TrainConfig, vocabulary: Lexicon, words: int) -> int:

@@ -73,13 +73,14 @@ import torch
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.machine.memory import growth_of_process
 from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.training import Training
 from fastqt.sentences.train.preparation import read_corpus
 
 corpus, batch = sys.argv[1], int(sys.argv[2])
 config = TrainConfig((corpus,), model="simcse", encoder="transformer", layers=2, word_dim=128, heads=4,
                      feedforward=512, batch_size=batch, chunk=64, device="cpu")
 vocabulary, progress = read_corpus(config, [corpus], 1)
-trainer = Trainer(config, [corpus], vocabulary, Path(), progress)
+trainer = Trainer(Training(config, [corpus], vocabulary, Path(), progress))
 turn = next(iter(trainer.objective.turns(progress)))
 small = trainer.objective.sentences.sample(np.arange(4))
 trainer.step(small)  # allocates the state of the optimiser

@@ -15,7 +15,7 @@ from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary, batches, read_blocks
-from fastqt.sentences.train.loop import train
+from fastqt.sentences.train import train
 from tests.shared.tolerances import ADAM_STEPS, FELT_BY_ADAM, FLOAT32, relative
 from tests.shared.trainings import metrics, trainer_of
 from tests.shared.word_vectors import write_vectors

@@ -16,6 +16,7 @@ from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.preparation import read_corpus
+from fastqt.sentences.train.training import Training
 from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
 from tests.shared.ranking_oracle import ranking
 from tests.shared.trainings import assert_same_run, metrics, on_ranks, stopping
@@ -166,7 +167,7 @@ def test_the_teacher_is_not_rounded_to_16_bits(tmp_path):
         np.save(path, 1 + 0.0019 * (vectors > 0).astype(np.float32))
     config = TrainConfig((rows,), **SMALL, loss="distillation", teacher=paths, teacher_scale=1e8)
     vocabulary, progress = read_corpus(config, [rows], 1)
-    objective = Trainer(config, [rows], vocabulary, tmp_path, progress).objective
+    objective = Trainer(Training(config, [rows], vocabulary, tmp_path, progress)).objective
     (turn,) = objective.turns(progress)
     embeddings = torch.randn(100, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
     short, long = (objective.loss_of([x], turn.batch, None)[0] for x in (embeddings, embeddings.float()))

@@ -24,6 +24,7 @@ from fastqt.sentences.text import Batch, Position, Span, Vocabulary
 from fastqt.sentences.text.batches import span_batches, split
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.training import Training
 from tests.shared.rank_pool import DIED, Pool
 from tests.shared.trained_on_ranks import summed_gradients, trained
 from tests.shared.trainings import assert_same_run, lines_of, on_ranks
@@ -157,7 +158,7 @@ def test_ranks_train_on_spans_as_one_does_on_separate_texts(pool, numbered, tmp_
     config = TrainConfig((numbered,), **settings)
     on_ranks(pool, 4, config, tmp_path / "four")
     vocabulary = Vocabulary.load(tmp_path / "four" / "vocabulary.json", unknown=config.unknown)
-    one = Trainer(config, [numbered], vocabulary, tmp_path, Progress())
+    one = Trainer(Training(config, [numbered], vocabulary, tmp_path, Progress()))
     spans = split([numbered], [Span(Position(), SENTENCES)], 4)
     # 101 sentences, and once 100: the last of a rank's make no batch, and go into the one before.
     sizes = [(20, 20, 20, 20, 21), (20, 20, 20, 20, 21), (20, 20, 20, 20, 21), (20, 20, 20, 20, 20)]

@@ -1,13 +1,16 @@
 """The objective of skip-thoughts against its definition in numpy's float64, and its trainings."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Position, Vocabulary
 from fastqt.sentences.train.choice import build_objective
-from fastqt.sentences.train.ranks import Ranks
+from fastqt.sentences.train.training import Training
 from tests.shared.tolerances import FLOAT64
 from tests.shared.trainings import trainer_of
 
@@ -62,7 +65,7 @@ def loss_by_definition(weights, sentences, documents):
 def objective_of(planted, **options):
     config = TrainConfig((planted[0],), **SMALL | options)
     vocabulary = Vocabulary.build([" ".join(WORDS)])
-    objective = build_objective(config, [planted[0]], vocabulary, torch.device("cpu"), Ranks())
+    objective = build_objective(Training(config, [planted[0]], vocabulary, Path(), Progress()))
     objective.model.double()
     return objective
 

@@ -19,6 +19,7 @@ from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.schedule import Factor
+from fastqt.sentences.train.training import Training
 from tests.shared.tiny_bert import write_tiny_bert
 from tests.shared.tolerances import FLOAT64
 from tests.shared.trainings import assert_same_run, metrics, metrics_without_times, stopping, trainer_of
@@ -243,7 +244,7 @@ def assert_same_steps(config, folder):
     results = []
     for each in (config, replace(config, compile=False)):
         vocabulary, progress = read_corpus(each, list(each.corpus), 1)
-        trainer = Trainer(each, list(each.corpus), vocabulary, folder, progress)
+        trainer = Trainer(Training(each, list(each.corpus), vocabulary, folder, progress))
         found = []
         for _, turn in zip(range(3), trainer.objective.turns(progress), strict=False):
             loss, measured = trainer.step(turn.batch, turn.sizes)

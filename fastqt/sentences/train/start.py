@@ -1,0 +1,122 @@
+"""Starts a training, or resumes it where it was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fastqt.sentences.runs import checkpoint
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
+from fastqt.sentences.text.reader import check_exists, check_rereadable
+from fastqt.sentences.train.loop import Outcome, Trainer
+from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
+from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
+from fastqt.sentences.train.profiling import check_trace
+from fastqt.sentences.train.progress import Display
+from fastqt.sentences.train.ranks import Ranks, joined
+from fastqt.sentences.train.state import follow_first, part_generators
+from fastqt.sentences.train.training import Training
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    stored: TrainConfig | None = None,
+    display: type[Display] = Display,
+    profile: str | None = None,
+) -> Outcome:
+    """Trains a model and writes it to a directory.
+
+    The directory receives config.json, vocabulary.json, metrics.jsonl, model.safetensors (the last model, or
+    the best one if `config.dev` or `config.early_stop` is given) and checkpoint.safetensors. Once the
+    training has ended, the checkpoint is removed and finished.json takes its place, unless
+    `config.keep_checkpoint` is set. SIGTERM and Ctrl-C save a checkpoint and end the training. A resumed
+    training computes the same bits as an uninterrupted one on the same machine with the same number of
+    threads. Only one training at a time can use a directory, which must not hold a run unless `resume` is
+    set.
+
+    Under torchrun, all processes call this function and train one model; rank 0 writes the files. The batch
+    of a step is the `config.batch_size` sentences of each process together. A training may be resumed with
+    another number of processes; with the same number, the bits are again those of an uninterrupted one.
+    OtherRankError where another process has failed.
+
+    QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
+    and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
+
+    A training that has ended writes README.md too, the model card, unless the user has written or edited it.
+
+    `stored` is the settings of the run to resume, for who has read them already. `profile` is a .json file
+    for a trace of some steps of rank 0, see `fastqt.sentences.train.profiling`.
+    """
+    directory = Path(out)
+    with joined(config.device, config.batch_size, config.timeout) as ranks:
+        check_same_settings(config, ranks.first(lambda: config))
+        if profile is not None and ranks.is_first:
+            check_trace(profile)
+        if resume and stored is None and ranks.is_first and (directory / checkpoint.CONFIG).exists():
+            stored = TrainConfig.load(directory / checkpoint.CONFIG)
+        if config.vectors is not None:
+            width = ranks.first(lambda: width_of_words(config, stored))
+            config = replace(config, word_dim=width)
+        with _own(directory, config, ranks):
+            prepared = ranks.first(
+                lambda: prepare(config, directory, stored, resume, ranks.size, display.note)
+            )
+            return _trainer(replace(prepared, ranks=ranks), display).run(display, profile)
+
+
+@contextlib.contextmanager
+def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
+    """Keeps other trainings out of a directory, which rank 0 alone uses."""
+    if not ranks.is_first:
+        yield
+        return
+    check_rereadable("corpus", config.corpus, copies_stdin=True)
+    check_rereadable("teacher", config.teacher or ())
+    for name, path in (("valid", config.valid), ("dev", config.dev)):  # --resume reads them again
+        if path is not None:
+            check_rereadable(name, [path])
+            check_exists(path)
+    with own_run(directory):
+        yield
+
+
+def _trainer(training: Training, display: type[Display]) -> Trainer:
+    """A training at its start or at its last checkpoint, whose settings and vocabulary are stored."""
+    trainer, ranks, config = Trainer(training), training.ranks, training.config
+    if training.begins == "at the end":
+        ranks.first(trainer.check_nothing_is_left)
+        return trainer
+
+    path, begins_anew = training.directory / checkpoint.CHECKPOINT, training.begins == "anew"
+    coverage = None
+    if ranks.is_first and not begins_anew:
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer, trainer.average.state())
+    elif begins_anew and config.vectors is not None:
+        coverage = ranks.first(
+            lambda: start_from_vectors(trainer.model, training.vocabulary, config, display.say)
+        )
+
+    if ranks.size > 1:
+        follow_first(ranks, trainer.model, trainer.optimizer)
+        part_generators(ranks, config.seed, training.progress.step, None if begins_anew else path)
+
+    if ranks.is_first:
+        _store(training, coverage)
+    return trainer
+
+
+def _store(training: Training, coverage: str | None) -> None:
+    """Writes what is known of a training before its first step."""
+    directory = training.directory
+    checkpoint.write_text(directory / checkpoint.CONFIG, training.config.to_json())
+    if training.begins == "anew":
+        save_lexicon(training.vocabulary, directory)
+    if coverage is not None:
+        checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
+    training.progress.vocabulary_digest = lexicon_digest(training.config, directory)
