@@ -90,7 +90,7 @@ def test_the_gradient_is_clipped(planted, tmp_path, clip_by, clip):
         norms[:] = [float(weight.grad.to_dense().norm()) for weight in trainer.parameters]
 
     trainer.optimizer.register_step_pre_hook(measure)
-    trainer.step(next(batches([planted[0]], trainer.vocabulary, 48)))
+    trainer.step(next(batches([planted[0]], trainer.training.vocabulary, 48)))
     if not clip:
         assert math.hypot(*norms) > 0.01
     elif clip_by == "global":

@@ -101,7 +101,7 @@ def test_each_step_is_that_of_torchs_optimiser_and_schedule(planted, tmp_path, o
     torch_optimizer = torch_class(groups, lr=0.02, betas=(0.8, 0.95), foreach=False)
     assert ours.last_step == 10
     torch_rates = torch_schedule(torch_optimizer, schedule, 3, 10)
-    for batch in batches([planted[0]], ours.vocabulary, 50):
+    for batch in batches([planted[0]], ours.training.vocabulary, 50):
         ours.step(batch)
         torch_step(theirs, torch_optimizer, batch)
         torch_rates.step()
@@ -116,7 +116,7 @@ def test_each_step_is_that_of_torchs_autocast_and_scaler(planted, tmp_path, prec
     ours, theirs = (trainer_of(config, tmp_path) for _ in range(2))
     optimizer = torch.optim.Adam(theirs.parameters, lr=5e-4)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
-    for _, batch in zip(range(3), batches([planted[0]], ours.vocabulary, 50), strict=False):
+    for _, batch in zip(range(3), batches([planted[0]], ours.training.vocabulary, 50), strict=False):
         our_loss, measured = ours.step(batch)
         loss = torch_step(theirs, optimizer, batch, scaler)
         assert torch.equal(our_loss, loss)
