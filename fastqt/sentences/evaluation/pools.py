@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
-BLOCK_ROWS = 1 << 14  # rows of the pool that are compared at once
+from fastqt.sentences.inference.best import best_products, blocks, unit_rows
 
 
 def nearest_rows(
@@ -15,7 +13,7 @@ def nearest_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Finds the k rows of a pool with the highest cosine to each query.
 
-    The pool is read in blocks of 16,384 rows, so it may be a memory-mapped .npy that `fastqt embed` wrote. To
+    The pool is read in blocks of 8,192 rows, so it may be a memory-mapped .npy that `fastqt embed` wrote. To
     search a text file, see `fastqt.sentences.inference.search.nearest`.
 
     Args:
@@ -40,17 +38,9 @@ def nearest_rows(
     """
     if k < 1 or not len(pool):
         raise ValueError(f"k: want from 1 to the pool's {len(pool)} rows, got {k}")
-    unit_queries = F.normalize(_tensor(queries), dim=1)
-    q, device = len(unit_queries), unit_queries.device
-    best, rows = unit_queries.new_zeros(q, 0), torch.zeros(q, 0, dtype=torch.int64, device=device)
-    for begin in range(0, len(pool), BLOCK_ROWS):
-        block = F.normalize(_tensor(pool[begin : begin + BLOCK_ROWS]), dim=1)
-        cosines = torch.cat([best, unit_queries @ block.T], dim=1)
-        numbers = torch.arange(begin, begin + len(block), device=device).expand(q, -1)
-        best, columns = cosines.sort(dim=1, descending=True, stable=True)
-        best, columns = best[:, :k], columns[:, :k]
-        rows = torch.cat([rows, numbers], dim=1).gather(1, columns)
-    return rows.numpy(), best.numpy()
+    parts = (unit_rows(pool[part]) for part in blocks(len(pool)))
+    cosines, rows = best_products(unit_rows(queries), parts, k).results()
+    return rows, cosines
 
 
 def analogies(
@@ -77,7 +67,3 @@ def analogies(
         [[3]]
     """
     return nearest_rows(c + b - a, pool, k)
-
-
-def _tensor(array: NDArray[np.floating]) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, dtype=np.float32))

@@ -1,9 +1,17 @@
-"""The best of a stream of scores."""
+"""Exact search: the best of a stream of scores."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
+
+ROWS = 8192  # that queries are compared with at a time
 
 
 def highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -39,3 +47,30 @@ class Best:
         rows = torch.arange(first, first + scores.shape[1], device="cpu").expand_as(scores)
         self.scores, columns = highest(torch.cat([self.scores, scores], dim=1), self.k)
         self.rows = torch.cat([self.rows, rows], dim=1).gather(1, columns)
+
+    def results(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scores and rows, (Q, m) each."""
+        return self.scores.numpy(), self.rows.numpy()
+
+
+def best_products(queries: Tensor, parts: Iterable[Tensor], k: int) -> Best:
+    """The k highest inner products of queries (Q, D) with the rows of parts (n, D), which follow each other.
+
+    They are cosines where all vectors have norm 1.
+    """
+    best, first = Best(len(queries), k), 0
+    for part in parts:
+        best.add(queries @ part.T, first)
+        first += len(part)
+    return best
+
+
+def unit_rows(vectors: NDArray[Any]) -> Tensor:
+    """Vectors (n, D) as float32 at norm 1."""
+    return F.normalize(torch.from_numpy(np.array(vectors, dtype=np.float32)), dim=1)
+
+
+def blocks(rows: int, size: int | None = None) -> Iterable[slice]:
+    """The rows 0 … rows − 1 in parts of `size`, or of ROWS."""
+    size = size or ROWS
+    return (slice(begin, begin + size) for begin in range(0, rows, size))

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.best import Best
+from fastqt.sentences.inference.best import best_products, blocks, unit_rows
 
 Sampling: TypeAlias = Literal["top", "random"]
 
 QUERIES = 1024  # that are searched at a time
-DOCUMENTS = 8192  # that they are compared with at a time
 SPARE = 10  # candidates for each negative, where some may be refused
 TIE = 1e-6  # by which equal cosines may differ: each product rounds in an order of its own
 
@@ -125,16 +122,14 @@ def mine(
     parts = [
         Negatives(np.zeros((0, options.negatives), np.int64), np.zeros((0, options.negatives), np.float32))
     ]
-    units = F.normalize(torch.from_numpy(np.asarray(documents, np.float32)), dim=1)
-    for begin in range(0, len(queries), QUERIES):
-        asked = torch.from_numpy(np.array(queries[begin : begin + QUERIES], np.float32))
-        block = F.normalize(asked, dim=1)
-        best = Best(len(block), depth + most)
-        for first in range(0, len(units), DOCUMENTS):
-            best.add(block @ units[first : first + DOCUMENTS].T, first)
-
-        cosines, rows = best.scores.numpy().copy(), best.rows.numpy()
-        for query, relevant in enumerate(positives[begin : begin + len(block)]):
+    units = unit_rows(documents)
+    for asked in blocks(len(queries), QUERIES):
+        block = unit_rows(queries[asked])
+        found, rows = best_products(
+            block, (units[part] for part in blocks(len(units))), depth + most
+        ).results()
+        cosines = found.copy()
+        for query, relevant in enumerate(positives[asked]):
             pairs = (block[query] @ units[list(relevant)].T).numpy()
             _refuse(cosines[query], rows[query], relevant, float(pairs.min()), options)
         parts.append(_chosen(cosines, rows, depth, options, generator))

@@ -30,16 +30,15 @@ from fastqt.sentences.runs.checkpoint import (
     read_progress,
     write_text,
 )
-from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
+from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
+from fastqt.sentences.runs.figures import best_of, is_figure
 from fastqt.sentences.runs.metrics_file import read_metrics
 from fastqt.sentences.runs.model import Model, identity_of
 from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.text.reader import STDIN
 
 STAMP = "<!-- fastqt wrote this page, and writes it anew while this stamp fits it: "  # then its CRC-32
-NO_FIGURES = ("step", "epoch")  # of metrics.jsonl
-OF_THE_CLOCK = ("seconds", "_per_second", "_bytes")  # endings of what differs from one machine to another
 NO_RESULTS = ("subsets", "folds", "C", "t", "sizes")  # what evaluation.json has beside the figures of a task
 NORMALISED = "model False"  # how `fastqt evaluate` calls vectors of norm 1 in the identity that it stores
 LONGEST_CELL = 1000  # characters
@@ -200,29 +199,15 @@ def _figures(directory: Path, config: TrainConfig) -> list[str]:
     if not lines:
         return []
 
-    kept, which = _best(lines, config.measure_of_best), "the best one on held-out data, which was kept"
+    kept, which = best_of(lines, config.measure_of_best), "the best one on held-out data, which was kept"
     if kept is None:
         kept, which = lines[-1], "the last report"
     rows = [
-        (name.replace("_", " "), f"{value:.4f}") for name, value in kept.items() if _is_shown(name, value)
+        (name.replace("_", " "), f"{value:.4f}")
+        for name, value in kept.items()
+        if is_figure(name) and not math.isnan(value)
     ]
     return [f"Step {kept['step']:,}: {which}.\n", _table(("figure", "value"), rows)]
-
-
-def _best(lines: list[dict[str, float]], measure: str | None) -> dict[str, float] | None:
-    """The line of the model that was kept, where a figure of validations chooses it."""
-    by_pairs = measure == DEV_MEASURE
-    judged = [
-        line
-        for line in lines
-        if measure in line and not math.isnan(line[measure]) and (by_pairs or line.get("step"))
-    ]
-    sign = 1 if by_pairs else -1
-    return max(judged, key=lambda line: sign * line[measure], default=None) if measure else None
-
-
-def _is_shown(name: str, value: float) -> bool:
-    return not math.isnan(value) and name not in NO_FIGURES and not name.endswith(OF_THE_CLOCK)
 
 
 def _results(directory: Path, config: TrainConfig, identity: str | None) -> list[tuple[str, str]]:

@@ -137,6 +137,28 @@ def read_lines(path: str) -> Iterator[list[str]]:
             yield lines
 
 
+def numbered_lines(path: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
+    """Streams the lines of a text file as they are, with their numbers from 1 and without their breaks.
+
+    A break is a line feed, or a carriage return with one; a byte order mark at the beginning is no text. A
+    line of more than `longest` bytes is refused.
+    """
+    with open_text(path) as handle:
+        number = 0
+        while raw := handle.readline(longest + 1):
+            number += 1
+            if len(raw) > longest:
+                raise InputError(f"{path}: line {number}: want at most {longest:,} bytes")
+            try:
+                text = raw.removeprefix(BOM if number == 1 else b"").decode()
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{path}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x}); convert it, e.g. "
+                    "with iconv -f latin1 -t utf-8"
+                ) from None
+            yield number, text.removesuffix("\n").removesuffix("\r")
+
+
 def check_rereadable(name: str, files: Sequence[str], *, copies_stdin: bool = False) -> None:
     """Checks that files can be read more than once; `name` says what they are, for the message.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.sentences.text.corpus import Corpus, Sample
-from fastqt.sentences.text.reader import BOM, LONGEST_LINE, open_text
+from fastqt.sentences.text.reader import numbered_lines
 from fastqt.sentences.text.vocabulary import Lexicon
 
 ROWS_TOGETHER = 4096  # rows that are read, and encoded, at a time
@@ -39,51 +39,33 @@ def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[li
     first = f"{width} columns"
 
     for path in files:
-        with open_text(path) as handle:
-            for number, line in _lines(handle, path):
-                if not line.strip():
-                    continue
+        for number, line in numbered_lines(path):
+            if not line.strip():
+                continue
 
-                row = [text.strip() for text in line.split("\t")]
-                if len(row) < 2:
-                    raise InputError(
-                        f"{path}: line {number}: want an anchor, a positive and any hard negatives with a "
-                        "tab between them, got 1 column"
-                    )
+            row = [text.strip() for text in line.split("\t")]
+            if len(row) < 2:
+                raise InputError(
+                    f"{path}: line {number}: want an anchor, a positive and any hard negatives with a "
+                    "tab between them, got 1 column"
+                )
 
-                if width is None:
-                    width, first = len(row), f"{len(row)} columns as in line {number} of {path}"
-                if len(row) != width:
-                    raise InputError(f"{path}: line {number}: want {first}, got {len(row)}")
-                if not all(row):
-                    raise InputError(
-                        f"{path}: line {number}: want text in each column, got none in column "
-                        f"{row.index('') + 1}"
-                    )
+            if width is None:
+                width, first = len(row), f"{len(row)} columns as in line {number} of {path}"
+            if len(row) != width:
+                raise InputError(f"{path}: line {number}: want {first}, got {len(row)}")
+            if not all(row):
+                raise InputError(
+                    f"{path}: line {number}: want text in each column, got none in column {row.index('') + 1}"
+                )
 
-                rows.append(row)
-                if len(rows) == ROWS_TOGETHER:
-                    yield rows
-                    rows = []
+            rows.append(row)
+            if len(rows) == ROWS_TOGETHER:
+                yield rows
+                rows = []
 
     if rows:
         yield rows
-
-
-def _lines(handle: IO[bytes], path: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers, from 1."""
-    number = 0
-    while raw := handle.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(raw) > LONGEST_LINE:
-            raise InputError(f"{path}: line {number} is longer than 1 MiB; want one row per line")
-        try:
-            yield number, raw.removeprefix(BOM if number == 1 else b"").decode()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{path}: line {number} is not UTF-8 (byte 0x{raw[error.start]:02x}); convert it, e.g. with "
-                "iconv -f latin1 -t utf-8"
-            ) from None
 
 
 class TripletCorpus(Corpus):

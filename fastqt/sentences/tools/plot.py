@@ -14,13 +14,13 @@ from fastqt.sentences.json_text import field, has_type, read_object
 from fastqt.sentences.runs.card import LARGEST_FILE
 from fastqt.sentences.runs.checkpoint import CONFIG, EVALUATION, METRICS
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.figures import HELD_OUT
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.runs.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HELD_OUT = "validation_"
 CREATOR = "fastqt plot"  # stands in each figure, by which it may be drawn anew
 PERCENT = ("accuracy", "chance", "dev_spearman")  # figures whose names end so are drawn in per cent
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
+from fastqt.sentences.runs.figures import goodness
 from fastqt.sentences.runs.progress import Progress
 
 
@@ -22,22 +23,16 @@ class Best:
         self._patience, self._progress = config.early_stop, progress
 
     def takes(self, line: Mapping[str, float]) -> bool:
-        """Whether a validation is better than all before it; a figure that is not a number never is.
-
-        The loss of fresh weights does not count: it can be low, as SimCSE's often is, though the vectors are
-        of no use. Their coefficient on development pairs does.
-        """
-        progress, is_fresh = self._progress, line["step"] == 0
-        if self.measure is None or (is_fresh and self.measure != DEV_MEASURE):
+        """Whether a validation is better than all before it; a figure that is not a number never is."""
+        if self.measure is None or (line["step"] == 0 and self.measure != DEV_MEASURE):
             return False
 
-        figure = line[self.measure]
-        if self.measure == DEV_MEASURE:
-            is_better = figure > progress.best
-            progress.best = figure if is_better else progress.best
-        else:
-            is_better = figure < progress.best_loss
-            progress.best_loss = figure if is_better else progress.best_loss
+        progress, by_pairs = self._progress, self.measure == DEV_MEASURE
+        is_better = goodness(line, self.measure) > (progress.best if by_pairs else -progress.best_loss)
+        if is_better and by_pairs:
+            progress.best = line[self.measure]
+        elif is_better:
+            progress.best_loss = line[self.measure]
 
         progress.since_best = 0 if is_better else progress.since_best + 1
         return is_better

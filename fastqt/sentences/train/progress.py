@@ -11,12 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fastqt.sentences.train.clock import PARTS
-
-# Shown separately, or not at all.
-NOT_METRICS = {"step", "sentences_per_second", "tokens_per_second", "seconds", "cpu_seconds"}
-NOT_METRICS |= {"learning_rate", "loss_scale", *(f"{part}_seconds" for part in PARTS)}
-HELD_OUT = "validation_"
+from fastqt.sentences.runs.figures import HELD_OUT, is_figure
 
 
 def _figures(line: dict[str, float]) -> str:
@@ -81,7 +76,7 @@ class Display:
 
     def report(self, line: dict[str, float]) -> None:
         """Shows a line of metrics.jsonl."""
-        figures = _figures({name: value for name, value in line.items() if name not in NOT_METRICS})
+        figures = _figures({name: value for name, value in line.items() if is_figure(name)})
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)
             return

@@ -10,24 +10,20 @@ from pathlib import Path
 
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
+from fastqt.sentences.runs.figures import HELD_OUT, Line, best_of, is_figure
 from fastqt.sentences.runs.metrics_file import read_metrics
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import STDIN
 from fastqt.sentences.text.tables import is_table
 from fastqt.sentences.train.clock import PARTS
 
-HELD_OUT = "validation_"
 SHARES = ("accuracy", "chance")  # what ends so is shown in per cent
-NOT_SHOWN = {"step", "sentences_per_second", "tokens_per_second", "seconds", "cpu_seconds", "chance"}
-NOT_SHOWN |= {"learning_rate", "loss_scale", *(f"{part}_seconds" for part in PARTS)}
 SHORT = range(4, 13)  # words of a sentence that serves as an example
 NEAR_CHANCE = 1.5  # times chance, below which accuracies are near it
 COLLAPSED = -0.1  # uniformity above which vectors are nearly equal
 DIVERGED = 1.2  # times the first loss, above which the last one has risen
 ORDERED = "with its sentences in the order in which they were written"
 LOOKED_AT = 2000  # sentences among which it is found
-
-Line = Mapping[str, float]
 
 
 def value_in_words(name: str, value: float | None) -> str:
@@ -48,7 +44,7 @@ def closing_table(directory: Path, measure: str | None = DEV_MEASURE) -> str:
     if not validated:
         return _table("last batch of the corpus", {f"step {lines[-1]['step']:,}": lines[-1]}) if lines else ""
     columns: dict[str, Line] = {}
-    best = _best(validated, measure)
+    best = best_of(validated, measure)
     if validated[0]["step"] == 0:
         columns["fresh weights, kept" if best is validated[0] else "fresh weights"] = validated[0]
     if best is not None and best["step"] and best is not validated[-1]:
@@ -123,7 +119,7 @@ def diagnoses(directory: Path) -> list[str]:
 def _worse_on_pairs(directory: Path) -> list[str]:
     """That the model of the first validation, before training, is the best on development pairs."""
     lines = [line for line in _lines(directory) if DEV_MEASURE in line]
-    if len(lines) < 2 or lines[0]["step"] or _best(lines, DEV_MEASURE) is not lines[0]:
+    if len(lines) < 2 or lines[0]["step"] or best_of(lines, DEV_MEASURE) is not lines[0]:
         return []
     best = max(line[DEV_MEASURE] for line in lines[1:])
     return [
@@ -141,21 +137,9 @@ def _held_out(line: Line) -> bool:
     return any(name.startswith((HELD_OUT, "dev_")) for name in line)
 
 
-def _best(lines: Sequence[Line], measure: str | None) -> Line | None:
-    """The line of the model that is kept, where a figure chooses it as in `fastqt.sentences.train.best`."""
-    if measure is None:
-        return None
-    by_pairs = measure == DEV_MEASURE
-    judged = [
-        line for line in lines if not math.isnan(line.get(measure, math.nan)) and (line["step"] or by_pairs)
-    ]
-    sign = 1 if by_pairs else -1
-    return max(judged, key=lambda line: sign * line[measure], default=None)
-
-
 def _table(title: str, columns: Mapping[str, Line]) -> str:
     last = list(columns.values())[-1]
-    names = [name for name in last if name.removeprefix(HELD_OUT) not in NOT_SHOWN]
+    names = [name for name in last if is_figure(name) and name.removeprefix(HELD_OUT) != "chance"]
     with_chance = any(_chance(name, last) is not None for name in names)
     rows = [[title, *columns, *(["chance"] if with_chance else [])]]
     for name in names:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation import analogies, fit_maps, nearest_rows, pools, retrieval
+from fastqt.sentences.evaluation import analogies, fit_maps, nearest_rows, retrieval
 from fastqt.sentences.evaluation.captions import (
     Caption,
     MapOptions,
@@ -21,6 +21,7 @@ from fastqt.sentences.evaluation.captions import (
     split_by_share,
 )
 from fastqt.sentences.evaluation.retrieval import Pairs, chance
+from fastqt.sentences.inference import best
 from tests.shared.novels import novel
 from tests.shared.tolerances import FLOAT32
 
@@ -98,7 +99,7 @@ def test_owners_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("k", [1, 4, 100])
 def test_nearest_rows_agree_with_a_search_of_the_whole_matrix(k, monkeypatch):
-    monkeypatch.setattr(pools, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(best, "ROWS", 7)
     generator = np.random.default_rng(0)
     queries, pool = generator.standard_normal((3, 6)), generator.standard_normal((40, 6))
     pool[31] = 2 * pool[5]  # at the same cosine, so the earlier row comes first

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference import best
 from fastqt.sentences.inference import mine as module
 from fastqt.sentences.inference.mine import MineOptions, mine
 from fastqt.sentences.inference.mine_file import mine_pairs
@@ -77,7 +78,7 @@ def test_negatives_are_those_of_sentence_transformers(options, monkeypatch):
     queries, documents, positives, names, texts = rows_of(vectors, pairs)
     ours = mine(queries, documents, positives, MineOptions(**options))
     monkeypatch.setattr(module, "QUERIES", 5)
-    monkeypatch.setattr(module, "DOCUMENTS", 7)
+    monkeypatch.setattr(best, "ROWS", 7)
     in_parts = mine(queries, documents, positives, MineOptions(**options))
     np.testing.assert_array_equal(in_parts.rows, ours.rows)
 

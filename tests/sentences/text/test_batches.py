@@ -224,7 +224,7 @@ def test_rows_of_all_files_are_read_in_order(tmp_path, monkeypatch, ending, open
         ("a\tb\nonly one\n", None, "line 2: want an anchor, a positive and any hard negatives with a tab"),
         ("a\tb\n\tb\n", None, "line 2: want text in each column, got none in column 1"),
         ("a\tb\t \n", None, "line 1: want text in each column, got none in column 3"),
-        ("a\tb\n" + "c" * (1 << 20) + "\td\n", None, "line 2 is longer than 1 MiB"),
+        ("a\tb\n" + "c" * (1 << 20) + "\td\n", None, "line 2: want at most 1,048,576 bytes"),
         (b"a\tb\nc\t\xe9\n", None, "line 2 is not UTF-8"),
     ],
 )

@@ -87,7 +87,7 @@ TEXT = [
     (b"a 1\n\nb 1\n", "want a word and equally many numbers a line: line 2 has 0"),
     (b"2 3\na 1 2\n", "want a word and equally many numbers a line: line 2 has 2"),
     (b"2 2\na 1 2\nb 1\n", "want a word and equally many numbers a line: line 3 has 1"),
-    (b"a 1\n\xff 1\n", "x.txt is not UTF-8: line 2"),
+    (b"a 1\n\xff 1\n", "x.txt: line 2 is not UTF-8"),
 ]
 COUNTS = [
     (b"a 1\nb -1\n", "line 2: want a count from 0 to 9223372036854775807, got -1"),
@@ -138,7 +138,7 @@ def test_what_is_larger_than_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "LONGEST_LINE", 1000)
     with gzip.open(tmp_path / "x.gz", "w") as file:
         file.write(b"a" * 1_000_000)
-    with pytest.raises(InputError, match=r"x\.gz: line 1: want less than 1,000 bytes"):
+    with pytest.raises(InputError, match=r"x\.gz: line 1: want at most 1,000 bytes"):
         read_vectors(tmp_path / "x.gz")
 
     class Greedy(io.BytesIO):

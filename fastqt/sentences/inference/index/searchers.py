@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
-from fastqt.sentences.inference.best import Best
+from fastqt.sentences.inference.best import best_products, blocks
 from fastqt.sentences.inference.index.array_file import ArrayFile
 
-ROWS = 8192  # that are searched at a time
 ID_BYTES = 8
 
 Hits = tuple[NDArray[np.float32], NDArray[np.int64]]  # cosines and rows, (Q, k)
@@ -41,11 +40,11 @@ class Flat:
         self.vectors = file.array("vectors", "float32", (rows, width))
 
     def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        best = Best(len(queries), k)
-        for begin in range(0, len(self.vectors), ROWS):
-            rows = self.vectors.read(begin, min(begin + ROWS, len(self.vectors)))
-            best.add(torch.from_numpy(queries @ rows.T), begin)
-        return best.scores.numpy(), best.rows.numpy()
+        rows = len(self.vectors)
+        parts = (self.vectors.read(part.start, min(part.stop, rows)) for part in blocks(rows))
+        # Torch wants memory that it may write to, which a mapped file is not.
+        copies = (torch.from_numpy(part.copy()) for part in parts)
+        return best_products(torch.from_numpy(queries), copies, k).results()
 
 
 class Lists:
