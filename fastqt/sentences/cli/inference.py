@@ -9,6 +9,7 @@ from fastqt.sentences.cli.kinds import integer, number
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
+    from fastqt.sentences.inference.encoder import SentenceEncoder
 
 INFERENCE = ("inference", "inference_steps", "inference_learning_rate")
 
@@ -37,3 +38,13 @@ def take_inference(options: dict[str, Any]) -> Inference | None:
     from fastqt.sentences.inference.latents import chosen_inference
 
     return chosen_inference(**{name: options.pop(name) for name in INFERENCE})
+
+
+def load(
+    model: str, device: str, inference: Inference | None, *, with_identity: bool = False
+) -> SentenceEncoder:
+    """A trained model, which infers as the command line says if it is a GLOSS model."""
+    from fastqt.sentences.inference.encoder import SentenceEncoder
+    from fastqt.sentences.inference.latents import set_inference
+
+    return set_inference(SentenceEncoder.load(model, device, with_identity=with_identity), inference)

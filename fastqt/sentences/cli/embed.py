@@ -1,0 +1,58 @@
+"""fastqt embed: the vectors of sentences."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fastqt.sentences.cli.inference import add_inference, load
+from fastqt.sentences.cli.kinds import add_device, path
+
+if TYPE_CHECKING:
+    from fastqt.nn.gloss_inference import Inference
+    from fastqt.sentences.inference.encoder import Side
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command's options to the subparsers of `fastqt`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "embed",
+        help="turn sentences into vectors",
+        description="Every line of INPUT gets a row, so that rows and lines agree; a blank line gets zeros.",
+    )
+    parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
+    parser.add_argument(
+        "input", type=path, metavar="INPUT", help="text, one sentence per line; - is standard input"
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=path,
+        metavar="X.npy",
+        help="file to write: float32, one row per line of INPUT",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
+    )
+    parser.add_argument(
+        "--side",
+        default="query",
+        choices=("query", "document"),
+        help="which prompt of a run of pairs the lines get (default: query)",
+    )
+    add_inference(parser)
+    add_device(parser)
+
+
+def run(
+    model: str, input: str, out: str, raw: bool, side: Side, device: str, inference: Inference | None
+) -> int:
+    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
+    from fastqt.sentences.inference.embed import write_vectors
+
+    encoder = load(model, device, inference)
+    rows, width = write_vectors(encoder, input, out, normalize=not raw, side=side)
+    print(f"{out}: {rows} x {width} float32")
+    return 0
