@@ -16,9 +16,9 @@ stores benchmarks/results/gpu/*.json. `--quick` does less of everything. `--dry-
 CPU, in Triton's interpreter: it shows that the checks work, prints no times, and stores its results only
 where `--out PATH` says.
 
-The first stage ends with a build of the native extension in place, as `python setup.py build_ext --inplace` does, if nvcc,
-setuptools, ninja and a C++ compiler are there. Without them, or where fastqt/_C.abi3.so has come from another
-machine, the results say so, and everything but the one-launch kernel is measured.
+The first stage ends with a build of the native extension in place, as `python setup.py build_ext --inplace`
+does, if nvcc, setuptools, ninja and a C++ compiler are there. Without them, or where fastqt/_C.abi3.so is
+of another machine, the results say so, and everything but the one-launch kernel is measured.
 
 Each section runs in its own process within a time limit. Where one hangs, the tracebacks of all its threads
 are stored; where a kernel fails, its arguments are, and what Triton compiled. The exit status is 1 if a check

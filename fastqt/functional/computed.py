@@ -64,10 +64,10 @@ def _takes_one_walk(batch: Batch, call: Call) -> bool:
         return False
     if isinstance(batch, Shards) and takes_ring(batch, call):
         return False
-    return _has_a_walk_of_prefixes(call.queries, call.backend)
+    return has_a_walk_of_prefixes(call.queries, call.backend)
 
 
-def _has_a_walk_of_prefixes(queries: Tensor, backend: Backend | None) -> bool:
+def has_a_walk_of_prefixes(queries: Tensor, backend: Backend | None) -> bool:
     """Whether what computes on a device takes several prefixes at once, and in the dtype of a single one.
 
     The kernels of GPUs take one prefix at a time. That is several times as fast as a walk over all of them

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastqt.arguments import ContextSize, Rows
 from fastqt.checks import require
+from fastqt.devices import product_dtype
 from fastqt.distributed import collectives
 from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import Shards
@@ -81,6 +82,8 @@ def binary_window_loss(
     with batch.agreeing():
         window.check(n, batch.total(), "zero")
         contexts, known = _contexts(window, gathered, n)
+    # 16 bits stay where products of them add up in float32; neighbours are added up in float32 everywhere.
+    contexts = contexts.to(product_dtype(contexts.device, candidates.dtype))
     queries = queries.to(contexts.dtype)
 
     if isinstance(batch, Shards):

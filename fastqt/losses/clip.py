@@ -13,6 +13,7 @@ from fastqt.distributed.group import GroupLike
 from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask
+from fastqt.functional.computed import has_a_walk_of_prefixes
 from fastqt.loss import Arguments, loss
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.smoothing import smoothing_loss
@@ -60,8 +61,8 @@ def clip_loss(
         label_smoothing: as of `info_nce_loss`, in both directions.
         exclude: as of `contrastive_loss`, in both directions: an id is of a row of a and of that of b, unless
             `fastqt.Same` has two. The directions are then computed one after the other, in six products.
-        matryoshka: as of `contrastive_loss`. The directions are then computed one after the other: six matrix
-            products for any number of prefixes.
+        matryoshka: as of `contrastive_loss`. On a CPU the directions are then computed one after the other:
+            six matrix products for any number of prefixes.
         reduction: "mean" over all pairs, "sum", or "none".
         normalize, memory, backend, group: as of `contrastive_loss`. In a group only the rows of b
             travel, and a rank with n of all N pairs takes four matrix products of n x N x D.
@@ -84,6 +85,10 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
+    if matryoshka is not None and exclude is None and not has_a_walk_of_prefixes(a, backend):
+        return call.sum_over_prefixes(
+            lambda dim: call.to(clip_loss, a=a[:, :dim], b=b[:, :dim], matryoshka=None)
+        )
     unsmoothed = _unsmoothed(call, a, b)
     if not label_smoothing:
         return unsmoothed

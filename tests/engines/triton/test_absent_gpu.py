@@ -320,8 +320,11 @@ def checked(function: type[Function], launched: set[str]) -> Iterator[tuple[type
 
 
 @contextlib.contextmanager
-def absent_gpu(p: Problem) -> Iterator[set[str]]:
-    """Fake tensors can be on it; its launches are checked and not made, and their kernels' names are kept."""
+def absent_gpu(p: Problem, say: Callable[[Launch], object] | None = None) -> Iterator[set[str]]:
+    """Fake tensors can be on it; its launches are checked and not made, and their kernels' names are kept.
+
+    `say` is told of each launch, in place of the checks of what autograd functions return.
+    """
     launched: set[str] = set()
     made_current: list[Any] = []  # devices, by those who launch there or ask about one
 
@@ -343,6 +346,8 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         assert made_current, f"{made.kernel.__name__}: a launch on the current device"
         check_launch(made)
         launched.add(made.kernel.__name__)
+        if say is not None:
+            say(made)
         if made.constants.get("DESCRIPTORS"):
             launched.add(DESCRIPTORS)
 
@@ -364,7 +369,7 @@ def absent_gpu(p: Problem) -> Iterator[set[str]]:
         (ops, "cuda_error", None if p.small else "it is not built"),
         (torch.ops.fastqt, SMALL_KERNEL, SimpleNamespace(default=small_contrastive)),
         *((module, "is_traced", lambda *_: False) for module in ASK_FOR_TRACERS),
-        *(one for function in FUNCTIONS for one in checked(function, launched)),
+        *(one for function in (FUNCTIONS if say is None else ()) for one in checked(function, launched)),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, new in replaced:

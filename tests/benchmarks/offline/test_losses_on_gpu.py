@@ -1,0 +1,42 @@
+"""Which engine computes each loss on a GPU is as docs/devices.md says."""
+
+import pytest
+
+from benchmarks.offline.losses_on_gpu import measured, stored
+from tests.engines.triton import test_absent_gpu
+
+pytestmark = test_absent_gpu.pytestmark
+MOST = 1.25  # times the products of plain PyTorch
+# The scores are made once more, or directions and blocks of scores come one after the other.
+ABOVE = {"clip_loss", "log_sum_exp", "gist_embed_loss", "hcl_loss"}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return measured()
+
+
+def test_engines_and_products_are_the_stored_ones(found):
+    """Of the launches some are operations of torch's, of which another version has others."""
+
+    def without_launches(losses):
+        return {
+            name: {variant: {**x, "launches": None} for variant, x in of_loss.items()}
+            for name, of_loss in losses.items()
+        }
+
+    assert without_launches(found) == without_launches(stored())
+
+
+def test_16_bits_stay_16_bits_and_products_are_few(found):
+    for name, of_loss in found.items():
+        for variant, x in of_loss.items():
+            if "products" not in x or "eager" not in of_loss or variant == "eager":
+                continue
+            if variant not in ("float32", "float64", "Guide") and name != "gist_embed_loss":
+                few = x["products"] < 1 or set(x["multiplied"]) == {"bfloat16"}
+                assert few, (name, variant, x)
+            most = MOST * of_loss["eager"]["products"] * (1.75 if variant == "matryoshka" else 1)
+            has_filter = variant in ("Margin", "Same", "Within", "Guide", "mask")
+            if name not in ABOVE and not (name == "dcl_loss" and has_filter):
+                assert x["products"] <= most, (name, variant, x)
