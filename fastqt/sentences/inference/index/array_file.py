@@ -3,8 +3,8 @@
 The arrays come first, each from a multiple of 64 bytes on. Then there are the CRC-32 of all their pieces of
 64 KiB, a header in JSON, and 20 bytes with the header's length and CRC-32. A reader maps the file and
 verifies the pieces that it is asked for, so that opening a file takes no longer if it is large. It is
-no safetensors file, which begins with a header and has one checksum at most: faiss maps an array from the
-beginning of the file on, and a search of a large index must not read all of it first.
+no safetensors file, which begins with a header and has one checksum at most: the first array is what faiss
+reads, and a search of a large index must not read all of it first.
 """
 
 from __future__ import annotations

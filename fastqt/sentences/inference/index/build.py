@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,15 @@ from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.index.array_file import ArrayWriter
+from fastqt.sentences.inference.index.faiss_format import (
+    ID_BYTES,
+    flat_header,
+    import_faiss,
+    lists_header,
+)
 from fastqt.sentences.inference.index.index import FORMAT, CorpusDigest, Index, Recall
 from fastqt.sentences.inference.index.recall import measure, sample, sufficient_effort
-from fastqt.sentences.inference.index.searchers import ID_BYTES, SEARCHERS, import_faiss
+from fastqt.sentences.inference.index.searchers import SEARCHERS
 from fastqt.sentences.inference.index.spool import Spool
 from fastqt.sentences.inference.search import normalized
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
@@ -177,7 +184,8 @@ def _write(
 
 
 def _write_flat(writer: ArrayWriter, vectors: Spool, options: IndexOptions) -> dict[str, Any]:
-    writer.add("vectors", "float32", vectors.shape, vectors.parts(ROWS))
+    header = flat_header(*vectors.shape)
+    _add_index(writer, header, 4 * math.prod(vectors.shape), vectors.parts(ROWS))
     return {}
 
 
@@ -193,18 +201,24 @@ def _write_lists(writer: ArrayWriter, vectors: Spool, options: IndexOptions) -> 
     order = np.argsort(chosen, kind="stable")
     row_bytes = 4 * vectors.shape[1] + ID_BYTES
     parts = _lists(vectors, order, sizes)
-    writer.add("lists", "uint8", (vectors.rows * row_bytes,), parts)
+    _add_index(writer, lists_header(centroids, sizes), vectors.rows * row_bytes, parts)
     writer.add("sizes", "int64", (count,), [sizes])
     writer.add("centroids", "float32", centroids.shape, [centroids])
     return {}
 
 
-def _lists(vectors: Spool, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of each list: the vectors of its rows, and then the rows' numbers."""
+def _add_index(writer: ArrayWriter, header: bytes, size: int, parts: Iterable[NDArray[Any]]) -> None:
+    """Writes the header and then the parts, of `size` bytes together, as one array: what faiss reads."""
+    whole = chain([np.frombuffer(header, np.uint8)], (part.reshape(-1).view(np.uint8) for part in parts))
+    writer.add("index", "uint8", (len(header) + size,), whole)
+
+
+def _lists(vectors: Spool, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    """The contents of each list: the vectors of its rows, and then the rows' numbers."""
     for rows in np.split(order, np.cumsum(sizes)[:-1]):
         for begin in range(0, len(rows), ROWS):
-            yield vectors.take(rows[begin : begin + ROWS]).reshape(-1).view(np.uint8)
-        yield rows.astype(np.int64).view(np.uint8)
+            yield vectors.take(rows[begin : begin + ROWS])
+        yield rows.astype(np.int64)
 
 
 def _centroids(vectors: Spool, count: int, seed: int) -> NDArray[np.float32]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.integrations._libraries import load_library
 from fastqt.sentences.inference.best import best_products, blocks
 from fastqt.sentences.inference.index.array_file import ArrayFile
-
-ID_BYTES = 8
+from fastqt.sentences.inference.index.faiss_format import ID_BYTES, flat_header, import_faiss
 
 Hits = tuple[NDArray[np.float32], NDArray[np.int64]]  # cosines and rows, (Q, k)
 
@@ -37,14 +35,22 @@ class Flat:
     least_effort = most_effort = 1
 
     def __init__(self, file: ArrayFile, rows: int, width: int) -> None:
-        self.vectors = file.array("vectors", "float32", (rows, width))
+        header = flat_header(rows, width)
+        self._rows, self._row = rows, 4 * width
+        self._begin = len(header)
+        self._data = file.array("index", "uint8", (len(header) + rows * self._row,))
+        if self._data.read(0, len(header)).tobytes() != header:
+            raise InputError(f"{file.path} is damaged: index: want {rows:,} rows of width {width:,}")
+
+    def _vectors(self, begin: int, end: int) -> torch.Tensor:
+        """The vectors of the rows begin <= i < end, copied from the file, where they are not aligned."""
+        first = self._begin + begin * self._row
+        data = self._data.read(first, first + (end - begin) * self._row).copy()
+        return torch.from_numpy(data.view(np.float32).reshape(end - begin, -1))
 
     def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        rows = len(self.vectors)
-        parts = (self.vectors.read(part.start, min(part.stop, rows)) for part in blocks(rows))
-        # Torch wants memory that it may write to, which a mapped file is not.
-        copies = (torch.from_numpy(part.copy()) for part in parts)
-        return best_products(torch.from_numpy(queries), copies, k).results()
+        parts = (self._vectors(part.start, min(part.stop, self._rows)) for part in blocks(self._rows))
+        return best_products(torch.from_numpy(queries), parts, k).results()
 
 
 class Lists:
@@ -63,11 +69,12 @@ class Lists:
         if sizes.min() < 0 or sizes.max() > rows or sizes.sum() != rows:
             raise InputError(f"{file.path} is damaged: sizes: want lists of {rows:,} rows together")
         row_bytes = 4 * width + ID_BYTES
-        self._data = file.array("lists", "uint8", (rows * row_bytes,))
-
-        if file.offset("lists"):
-            raise InputError(f"{file.path} is damaged: lists: want them at the beginning of the file")
-        self._ends = np.cumsum(sizes) * row_bytes
+        # In front of the lists is what another version of faiss may have written otherwise.
+        size = (*file.shape("index"), 0)[0]
+        self._data = file.array("index", "uint8", (size,))
+        if file.offset("index") or size < rows * row_bytes:
+            raise InputError(f"{file.path} is damaged: index: want lists at the beginning of the file")
+        self._ends = size - rows * row_bytes + np.cumsum(sizes) * row_bytes
 
         self._begins = self._ends - sizes * row_bytes
         self._path = file.path
@@ -76,9 +83,11 @@ class Lists:
         self._lists = faiss.OnDiskInvertedLists()
         self._lists.nlist, self._lists.code_size = lists, 4 * width
         self._lists.filename, self._lists.read_only = str(file.path), True
-        self._lists.lists.resize(lists)
-        unsigned = sizes.astype(np.uint64)  # it has to live as long as the pointer to it
-        self._lists.set_all_lists_sizes(faiss.swig_ptr(unsigned))
+        for count, begin in zip(sizes.tolist(), self._begins.tolist(), strict=True):
+            entry = faiss.OnDiskOneList()
+            entry.size = entry.capacity = count
+            entry.offset = begin
+            self._lists.lists.push_back(entry)
         self._lists.totsize = int(self._ends[-1])
         self._lists.prefetch_nthread = 0
         self._lists.do_mmap()
@@ -108,11 +117,3 @@ class Lists:
 
 
 SEARCHERS: dict[str, type[Flat] | type[Lists]] = {"flat": Flat, "ivf": Lists}
-
-
-def import_faiss() -> Any:
-    """The faiss library, or InputError where it is not installed or too old."""
-    try:
-        return load_library("faiss")
-    except ImportError as error:
-        raise InputError(f"index: for ivf {error}") from error

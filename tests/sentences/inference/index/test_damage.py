@@ -149,8 +149,9 @@ def test_arrays_made_to_harm_are_refused(encoder, files, tmp_path, kind):
         opposite[:2] += [BIG, -BIG]
         cases.append(("sizes", opposite))
         cases.append(("centroids", np.full_like(arrays["centroids"], np.nan)))
-        ids = changed(arrays["lists"], slice(int(sizes[0]) * 4 * 8, int(sizes[0]) * row_bytes), 0x7F)
-        cases.append(("lists", ids))
+        begin = len(arrays["index"]) - ROWS * row_bytes  # of the first list, whose vectors come first
+        first = slice(begin + int(sizes[0]) * 4 * 8, begin + int(sizes[0]) * row_bytes)
+        cases.append(("index", changed(arrays["index"], first, 0x7F)))
     for name, values in cases:
         write(path, header, {**arrays, name: values})
         assert_refused(encoder, path, ROWS)
@@ -165,7 +166,7 @@ def test_offsets_and_shapes_made_to_harm_are_refused(encoder, files, tmp_path):
         *({"shape": s} for s in ([], [1, 1, 1], [BIG, BIG], [-1, 8], [ROWS, "8"], [0, 8], 8, [True, 8])),
         *({"dtype": dtype} for dtype in ("object", "float64", "O", "")),
     ):
-        arrays = {**header["arrays"], "vectors": {**header["arrays"]["vectors"], **entry}}
+        arrays = {**header["arrays"], "index": {**header["arrays"]["index"], **entry}}
         text = json.dumps({**header, "arrays": arrays}).encode()
         end = struct.pack("<QI8s", len(text), zlib.crc32(text), whole[-8:])
         path.write_bytes(whole[: -END.size - length] + text + end)

@@ -41,6 +41,20 @@ def indexes(encoder, corpus, tmp_path_factory):
     return {kind: Index(folder / f"{kind}.index") for kind in KINDS}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_faiss_reads_the_file(encoder, indexes, kind):
+    faiss = pytest.importorskip("faiss", reason="the extra faiss is not installed")
+    read = faiss.read_index(str(indexes[kind].path))
+    unit = encoder.matrix / np.linalg.norm(encoder.matrix, axis=1, keepdims=True)
+    if kind == "ivf":
+        read.nprobe = indexes[kind].effort
+    scores, rows = read.search(unit[:50], 5)
+    wanted, wanted_rows = indexes[kind].search_vectors(unit[:50], 5)
+    np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    assert (rows == wanted_rows).mean() > 0.99  # equal cosines may change places
+    assert read.ntotal == ROWS
+
+
 def cosines(encoder, queries):
     unit = encoder.matrix.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
