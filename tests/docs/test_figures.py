@@ -100,7 +100,7 @@ FACTS: dict[str, str | Callable[[], str]] = {
     "a slow test": "three seconds",
     "smoke steps on a GPU": "a minute",
     "one-launch kernels of a smoke step": "200 times",
-    "a smoke step without progress": "ten seconds",
+    "a smoke step without progress": "twenty seconds",
     "length of the soak": "two hours",
     "LDS of a block": "64 KiB",
     "predicted products of a GPU": "560 TFLOP/s",
