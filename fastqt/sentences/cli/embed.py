@@ -31,6 +31,7 @@ def add_parser(commands: Any) -> None:
         metavar="X.npy",
         help="file to write: float32, one row per line of INPUT",
     )
+
     parser.add_argument(
         "--raw",
         action="store_true",

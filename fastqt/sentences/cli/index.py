@@ -24,6 +24,7 @@ def add_parser(commands: Any) -> None:
         "corpus", nargs="+", type=path, metavar="CORPUS", help="text files; - is standard input"
     )
     parser.add_argument("--out", required=True, type=path, metavar="X.index", help="file to write")
+
     parser.add_argument(
         "--kind",
         default="auto",

@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
         "with tabs between them. With --model simcse or mixcse so is each line of a .tsv file, also as "
         ".tsv.gz or .tsv.xz, but mixcse has no hard negatives.",
     )
+
     parser.add_argument(
         "corpus",
         nargs="*",
@@ -46,6 +47,7 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="directory for the model, the metrics and the checkpoints",
     )
+
     parser.add_argument("--resume", action="store_true", help="continue the run in DIR, if there is one")
     parser.add_argument(
         "--profile",

@@ -125,10 +125,10 @@ def mine(
     units = unit_rows(documents)
     for asked in blocks(len(queries), QUERIES):
         block = unit_rows(queries[asked])
-        found, rows = best_products(
+        scores, rows = best_products(
             block, (units[part] for part in blocks(len(units))), depth + most
         ).results()
-        cosines = found.copy()
+        cosines = scores.copy()
         for query, relevant in enumerate(positives[asked]):
             pairs = (block[query] @ units[list(relevant)].T).numpy()
             _refuse(cosines[query], rows[query], relevant, float(pairs.min()), options)
