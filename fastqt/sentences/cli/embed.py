@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from fastqt.sentences.cli.declared import add_options
 from fastqt.sentences.cli.inference import add_inference, load
 from fastqt.sentences.cli.kinds import add_device, path
+from fastqt.sentences.options.inference import EmbedOptions, Side
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
-    from fastqt.sentences.inference.encoder import Side
 
 
 def add_parser(commands: Any) -> None:
@@ -31,18 +32,7 @@ def add_parser(commands: Any) -> None:
         metavar="X.npy",
         help="file to write: float32, one row per line of INPUT",
     )
-
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1",
-    )
-    parser.add_argument(
-        "--side",
-        default="query",
-        choices=("query", "document"),
-        help="which prompt of a run of pairs the lines get (default: query)",
-    )
+    add_options(parser, EmbedOptions)
     add_inference(parser)
     add_device(parser)
 

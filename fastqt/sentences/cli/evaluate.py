@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastqt.errors import InputError
 from fastqt.options import Device
+from fastqt.sentences.cli.declared import add_options
 from fastqt.sentences.cli.inference import add_inference
-from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
+from fastqt.sentences.cli.kinds import add_device, path
 from fastqt.sentences.errors import only_a_report
+from fastqt.sentences.options.evaluation import GRIDS, EvaluationOptions
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -49,22 +51,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--json", type=path, metavar="OUT", help="file for all results")
 
     parser.add_argument(
-        "--grid",
-        default="paper",
-        choices=("paper", "senteval"),
-        help="values of C: 2^0 to 2^8, or 2^-2 to 2^3",
+        "--grid", default="paper", choices=tuple(GRIDS), help="values of C: 2^0 to 2^8, or 2^-2 to 2^3"
     )
-    parser.add_argument(
-        "--sst", default="phrases", choices=("phrases", "sentences"), help="training set of SST2"
-    )
-    parser.add_argument(
-        "--tokenised",
-        action="store_true",
-        help="read the STS texts lower-cased and tokenised, as in SentEval",
-    )
-
-    add_value(parser, "-t", number, 2.0, "t of the uniformity")
-    add_value(parser, "--seed", integer, 0, "seed of folds and random weights")
+    add_options(parser, EvaluationOptions, without=("grid",))
 
     parser.add_argument(
         "--cache", type=path, metavar="DIR", help="directory in which vectors are kept for the next time"
@@ -100,6 +89,7 @@ def run(
         raise InputError(f"evaluate: {error}") from error
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
 
+    EvaluationOptions(**options)  # which checks them before anything is read
     if json is not None:
         check_ending(json, ".json")
         check_can_be_written(json)
@@ -122,7 +112,7 @@ def run(
             encoder.encode,
             data,
             None if tasks is None else tasks.split(","),
-            grid=evaluation.PAPER_GRID if grid == "paper" else evaluation.SENTEVAL_GRID,
+            grid=GRIDS[grid],
             cache=None if cache is None else evaluation.Cache(Path(cache), encoder.identity),
             after_task=lambda results: keep(encoder.identity, results),
             **options,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from fastqt.sentences.cli.declared import add_options
 from fastqt.sentences.cli.kinds import path
-
-FORMATS = ("sentence-transformers", "onnx")
+from fastqt.sentences.options.inference import ExportOptions
 
 
 def add_parser(commands: Any) -> None:
@@ -19,12 +19,8 @@ def add_parser(commands: Any) -> None:
         "those of fastqt embed.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="what to write")
     parser.add_argument("--out", required=True, type=path, metavar="DIR", help="directory to write")
-    parser.add_argument("--raw", action="store_true", help="do not scale vectors, or their halves, to norm 1")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace DIR if it holds nothing but an earlier export"
-    )
+    add_options(parser, ExportOptions)
 
 
 def run(model: str, format: str, out: str, raw: bool, overwrite: bool) -> int:

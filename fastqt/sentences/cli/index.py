@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from fastqt.sentences.cli.declared import add_options
 from fastqt.sentences.cli.inference import add_inference, load
-from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
+from fastqt.sentences.cli.kinds import add_device, path
+from fastqt.sentences.options.inference import IndexOptions
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -24,24 +26,7 @@ def add_parser(commands: Any) -> None:
         "corpus", nargs="+", type=path, metavar="CORPUS", help="text files; - is standard input"
     )
     parser.add_argument("--out", required=True, type=path, metavar="X.index", help="file to write")
-
-    parser.add_argument(
-        "--kind",
-        default="auto",
-        choices=("auto", "flat", "ivf"),
-        help="compare with all vectors (flat), or with those of near lists (ivf) "
-        "(default: flat below 50,000 sentences, and ivf)",
-    )
-    parser.add_argument(
-        "--lists",
-        type=integer,
-        metavar="N",
-        help="lists of ivf (default: 4 times the root of the sentences)",
-    )
-    add_value(
-        parser, "--min-recall", number, 0.95, "share of the 10 nearest neighbours that a search finds", "X"
-    )
-    add_value(parser, "--seed", integer, 0, "seed of samples of sentences")
+    add_options(parser, IndexOptions)
     add_inference(parser)
     add_device(parser)
 
@@ -50,7 +35,7 @@ def run(
     model: str, corpus: list[str], out: str, device: str, inference: Inference | None, **options: Any
 ) -> int:
     """Runs the command. For the arguments see `add_parser`; returns the exit status."""
-    from fastqt.sentences.inference.index import IndexOptions, build_index
+    from fastqt.sentences.inference.index import build_index
 
     chosen = IndexOptions(**options)
     index = build_index(load(model, device, inference, with_identity=True), corpus, out, chosen)

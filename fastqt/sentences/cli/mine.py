@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from fastqt.sentences.cli.declared import add_options
 from fastqt.sentences.cli.inference import add_inference
-from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
+from fastqt.sentences.cli.kinds import add_device, path
+from fastqt.sentences.options.inference import MineOptions
 
 if TYPE_CHECKING:
     from fastqt.nn.gloss_inference import Inference
@@ -36,29 +38,7 @@ def add_parser(commands: Any) -> None:
         help="a row for each negative, or for each pair that has all of its negatives (default: triplets)",
     )
 
-    add_value(parser, "--negatives", integer, 3, "negatives of each query", "N")
-    add_value(parser, "--range-min", integer, 0, "so many of the nearest candidates are passed over", "N")
-    parser.add_argument(
-        "--range-max",
-        type=integer,
-        metavar="N",
-        help="so many of the nearest candidates are looked at (default: as many as the other options need)",
-    )
-    for flag, help in (
-        ("--max-score", "the highest cosine of a negative with its query"),
-        ("--min-score", "the lowest cosine of a negative with its query"),
-        ("--absolute-margin", "a negative's cosine is at least so much below that of the positive"),
-        ("--relative-margin", "it is below that of the positive by at least this share of it, as 0.05"),
-    ):
-        parser.add_argument(flag, type=number, metavar="X", help=help)
-
-    parser.add_argument(
-        "--sampling",
-        default="top",
-        choices=("top", "random"),
-        help="take the nearest of the candidates, or random ones (default: top)",
-    )
-    add_value(parser, "--seed", integer, 0, "seed of random negatives")
+    add_options(parser, MineOptions)
     add_inference(parser)
     add_device(parser)
 
@@ -76,7 +56,6 @@ def run(
     """Runs the command. For the arguments see `add_parser`; returns the exit status."""
     from fastqt.sentences.inference.encoder import SentenceEncoder
     from fastqt.sentences.inference.latents import set_inference
-    from fastqt.sentences.inference.mine import MineOptions
     from fastqt.sentences.inference.mine_file import mine_pairs
 
     chosen = MineOptions(**options)

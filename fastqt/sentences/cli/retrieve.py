@@ -10,7 +10,9 @@ from typing import Any
 
 from fastqt.errors import InputError
 from fastqt.options import Device
-from fastqt.sentences.cli.kinds import add_device, add_value, integer, number, path
+from fastqt.sentences.cli.declared import add_options
+from fastqt.sentences.cli.kinds import add_device, add_value, number, path
+from fastqt.sentences.options.evaluation import MapOptions
 
 
 def add_parser(commands: Any) -> None:
@@ -41,30 +43,7 @@ def add_parser(commands: Any) -> None:
         "X",
     )
 
-    add_value(parser, "--dim", integer, 1000, "width of the common space", "N")
-    add_value(
-        parser,
-        "--margin",
-        number,
-        0.2,
-        "how much higher the cosine of a pair should be than that of its contrasts",
-        "X",
-    )
-    add_value(
-        parser, "--contrasts", integer, 50, "sampled captions, and images, that a pair is compared with", "N"
-    )
-
-    add_value(parser, "--epochs", integer, 50, "at most so many passes", "N")
-    add_value(
-        parser,
-        "--patience",
-        integer,
-        5,
-        "stop after so many passes without better figures on the captions of --dev",
-        "N",
-    )
-    add_value(parser, "--seed", integer, 0, "seed of the parts, the maps and the contrasts")
-
+    add_options(parser, MapOptions)
     parser.add_argument("--json", type=path, metavar="OUT", help="file for all results")
     parser.add_argument(
         "--raw", action="store_true", help="do not scale sentence vectors, or their halves, to norm 1"
@@ -94,7 +73,7 @@ def run(
     from fastqt.sentences.runs.files import check_can_be_written, check_ending
     from fastqt.sentences.text.reader import check_rereadable, check_stdin_once
 
-    chosen = protocol.MapOptions(**options)
+    chosen = MapOptions(**options)
     if json is not None:
         check_ending(json, ".json")
         check_can_be_written(json)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder, remove_component
     from fastqt.sentences.evaluation.classification import (
-        PAPER_GRID,
-        SENTEVAL_GRID,
         cross_validated,
         held_out_validated,
         limited_data,
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from fastqt.sentences.evaluation.suite import Results, evaluate
     from fastqt.sentences.evaluation.vectors import Cache
     from fastqt.sentences.inference.search import nearest
+    from fastqt.sentences.options.evaluation import PAPER_GRID, SENTEVAL_GRID
 
 __all__ = [
     "PAPER_GRID",
@@ -65,13 +64,14 @@ __all__ = [
 ]
 
 
-# Where the names are found when they are first used. The first four modules need neither SciPy nor
+# Where the names are found when they are first used. The first five modules need neither SciPy nor
 # scikit-learn, so that vectors are searched, and a search is judged, without the extra `eval`.
 _HOMES = (
     "evaluation.pools",
     "evaluation.ranking",
     "evaluation.vectors",
     "inference.search",
+    "options.evaluation",
     "evaluation.baselines",
     "evaluation.classification",
     "evaluation.encoders",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.evaluation.retrieval import Pairs, Retrieval, chance, fit_maps
 from fastqt.sentences.evaluation.suite import Results
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed
+from fastqt.sentences.options.evaluation import MapOptions
 from fastqt.sentences.text.arrays import map_rows
 from fastqt.sentences.text.limits import check_bytes
 from fastqt.sentences.text.reader import read_lines
@@ -31,27 +32,6 @@ class Caption(NamedTuple):
 
     text: str
     image: int
-
-
-@dataclass(frozen=True)
-class MapOptions:
-    """How the maps of images and captions are learnt; see `fastqt.sentences.evaluation.fit_maps`."""
-
-    dim: int = 1000
-    margin: float = 0.2
-    contrasts: int = 50
-    epochs: int = 50
-    patience: int = 5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "contrasts", "epochs", "patience"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"{name}: want at least 1, got {value}")
-        if not 0 <= self.margin < np.inf:
-            raise InputError(f"margin: want a number of at least 0, got {self.margin}")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed: want 0 to {2**32 - 1}, got {self.seed}")
 
 
 def read_features(path: str | Path) -> NDArray[np.float32]:

@@ -15,10 +15,8 @@ from torch import Tensor
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.logistic import Classifiers, fit, one_hot
 from fastqt.sentences.metrics import ROUNDING
+from fastqt.sentences.options.evaluation import PAPER_GRID
 
-# Values of C, the inverse strength of the regularisation.
-PAPER_GRID = tuple(2.0**power for power in range(9))  # Logeswaran and Lee (2018)
-SENTEVAL_GRID = tuple(2.0**power for power in range(-2, 4))
 FOLDS = 10
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.sentences.evaluation.judged import JudgedSet
-from fastqt.sentences.evaluation.tasks import Options, Task
+from fastqt.sentences.evaluation.tasks import Task
 from fastqt.sentences.evaluation.vectors import Vectors
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.options.evaluation import EvaluationOptions
 
 
 class PromptedEncode:
@@ -55,10 +56,10 @@ class PromptedTask:
     def texts(self) -> Iterable[str]:
         return (self.prompt + text for text in self.task.texts())
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         self.task.check(options)
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         return self.task.evaluate(_PromptedVectors(vectors, self.prompt), options)
 
 

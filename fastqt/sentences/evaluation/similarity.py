@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fastqt.sentences import metrics
-from fastqt.sentences.evaluation.classification import PAPER_GRID, held_out_validated, pair_features
+from fastqt.sentences.evaluation.classification import held_out_validated, pair_features
+from fastqt.sentences.options.evaluation import PAPER_GRID
 
 DECIMALS = 6
 

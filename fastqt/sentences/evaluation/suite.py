@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import scipy
@@ -20,11 +20,11 @@ from tqdm import tqdm
 
 from fastqt._version import __version__
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation.classification import PAPER_GRID
 from fastqt.sentences.evaluation.prompts import PromptedEncode
-from fastqt.sentences.evaluation.tasks import Options, SSTTraining, Task, read_tasks, reason_of
+from fastqt.sentences.evaluation.tasks import Task, read_tasks, reason_of
 from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
 from fastqt.sentences.json_text import to_json
+from fastqt.sentences.options.evaluation import PAPER_GRID, EvaluationOptions, SSTTraining
 from fastqt.sentences.runs.files import write_atomically
 
 DETAILS = (
@@ -182,8 +182,7 @@ def evaluate(
         >>> list(results.tasks)
         ['STSB']
     """
-    options = Options(seed, tuple(grid), sst, tokenised, t)
-    _check(options)
+    options = EvaluationOptions(seed, tuple(grid), sst, tokenised, t)
     chosen, failed = read_tasks(Path(data), tasks, options)
     if not chosen:
         raise InputError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
@@ -229,17 +228,6 @@ def _vectors_of(task: Task, vectors: Vectors, encode: Encode) -> Vectors:
         return vectors
     distinct = list(dict.fromkeys(task.texts()))
     return Vectors(distinct, per_task(vectors(distinct)))
-
-
-def _check(options: Options) -> None:
-    if not options.grid or not all(0 < C < np.inf for C in options.grid):
-        raise InputError(f"grid: want positive numbers, got {options.grid}")
-    if options.sst not in get_args(SSTTraining):
-        raise InputError(f"sst: want 'phrases' or 'sentences', got {options.sst!r}")
-    if not 0 < options.t < np.inf:
-        raise InputError(f"t: want a positive number, got {options.t}")
-    if not 0 <= options.seed < 2**32:
-        raise InputError(f"seed: want 0 to {2**32 - 1}, got {options.seed}")
 
 
 def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

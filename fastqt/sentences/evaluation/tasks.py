@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from sklearn.metrics import f1_score
 
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.evaluation.classification import (
-    PAPER_GRID,
     accuracy,
     check_folds,
     cross_validated,
@@ -36,21 +35,10 @@ from fastqt.sentences.evaluation.similarity import (
     why_undefined,
 )
 from fastqt.sentences.evaluation.vectors import Vectors
+from fastqt.sentences.options.evaluation import EvaluationOptions
 
-SSTTraining: TypeAlias = Literal["phrases", "sentences"]
 RELATED_SCORES = 5  # those of SICK are from 1 to this
 POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
-
-
-@dataclass(frozen=True)
-class Options:
-    """Choices that the literature makes in more than one way."""
-
-    seed: int = 0
-    grid: Sequence[float] = PAPER_GRID  # values of C
-    sst: SSTTraining = "phrases"  # training set of SST2: all labelled "phrases", or whole "sentences" only
-    tokenised: bool = False  # read the STS texts lower-cased and tokenised, as in SentEval
-    t: float = 2.0  # the factor in the exponent of the uniformity
 
 
 class Task(Protocol):
@@ -59,10 +47,10 @@ class Task(Protocol):
     def texts(self) -> Iterable[str]:
         """All sentences of the task."""
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         """Raises InputError where the files cannot be evaluated, whatever the vectors are."""
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         """The results of the task by name, from the vectors of its sentences.
 
         A figure that is not defined is NaN, and beside it stands the reason, a sentence called "undefined".
@@ -72,7 +60,7 @@ class Task(Protocol):
 class Unchecked:
     """A task for which every file that can be read will do."""
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         """Finds nothing wrong."""
 
 
@@ -85,11 +73,11 @@ class CrossValidated:
     def texts(self) -> Iterable[str]:
         return self.examples.texts
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         _, (labels,) = _class_numbers(self.examples)
         check_folds(labels, nested=True, seed=options.seed)
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         _, (labels,) = _class_numbers(self.examples)
         result = nested_cross_validation(
             vectors(self.examples.texts), labels, grid=options.grid, seed=options.seed
@@ -107,11 +95,11 @@ class TrainTest:
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.test.texts)
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         _, (labels,) = _class_numbers(self.train)
         check_folds(labels, nested=False, seed=options.seed)
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         _, (labels, test_labels) = _class_numbers(self.train, self.test)
         chosen = cross_validated(vectors(self.train.texts), labels, grid=options.grid, seed=options.seed)
         test_accuracy = accuracy(chosen.log_probs(vectors(self.test.texts)), test_labels)
@@ -129,11 +117,11 @@ class TrainDevTest:
     def texts(self) -> Iterable[str]:
         return chain(self.train.texts, self.dev.texts, self.test.texts)
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         if (classes := len(np.unique(self.train.labels))) < 2:
             raise InputError(f"labels: want at least two classes to train on, got {classes}")
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         classes, (labels, dev_labels, test_labels) = _class_numbers(self.train, self.dev, self.test)
         chosen = held_out_validated(
             vectors(self.train.texts),
@@ -156,10 +144,10 @@ class Paraphrase:
     def texts(self) -> Iterable[str]:
         return _texts(self.train, self.test)
 
-    def check(self, options: Options) -> None:
+    def check(self, options: EvaluationOptions) -> None:
         check_folds(self.train.gold.astype(np.int64), nested=False, seed=options.seed)
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         labels, test_labels = self.train.gold.astype(np.int64), self.test.gold.astype(np.int64)
         chosen = cross_validated(
             pair_features(vectors(self.train.first), vectors(self.train.second)),
@@ -194,7 +182,7 @@ class Related(Unchecked):
     def texts(self) -> Iterable[str]:
         return _texts(self.train, self.dev, self.test)
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         parts = [
             (vectors(part.first), vectors(part.second), part.gold)
             for part in (self.train, self.dev, self.test)
@@ -214,7 +202,7 @@ class Similar(Unchecked):
     def texts(self) -> Iterable[str]:
         return _texts(*self.parts.values())
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         results = {name: self._correlations(part, vectors) for name, part in self.parts.items()}
         return results if len(results) > 1 else next(iter(results.values()))
 
@@ -246,7 +234,7 @@ class AlignedUniform(Unchecked):
     def texts(self) -> Iterable[str]:
         return _texts(self.pairs)
 
-    def evaluate(self, vectors: Vectors, options: Options) -> dict[str, Any]:
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
         first, second = vectors(self.pairs.first), vectors(self.pairs.second)
         positive = self.pairs.gold > POSITIVE_SCORE
         figures = {
@@ -309,7 +297,7 @@ class Source:
     read: Callable[..., Task]
 
 
-def sources(options: Options) -> dict[str, Source]:
+def sources(options: EvaluationOptions) -> dict[str, Source]:
     """The sources of all tasks by name."""
     tokenised = "_tok" if options.tokenised else ""
     stsb = [f"STSB{tokenised}/{part}" for part in ("train", "dev", "test")]
@@ -342,7 +330,7 @@ def sources(options: Options) -> dict[str, Source]:
 
 
 def read_tasks(
-    data: Path, names: Sequence[str] | None, options: Options
+    data: Path, names: Sequence[str] | None, options: EvaluationOptions
 ) -> tuple[dict[str, Task], dict[str, str]]:
     """Reads tasks by name, each from a folder of the directory `data`; None means all that have a file there.
 

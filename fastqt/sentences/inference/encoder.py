@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.nn.tokens import list_of_texts
+from fastqt.sentences.options.inference import Side
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_weights, load_weights, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
@@ -30,9 +30,6 @@ from fastqt.sentences.runs.tensor_files import Digest, open_tensors
 from fastqt.sentences.text import Encoded, Lexicon, Prompts, pad
 
 BATCH_SIZE = 512  # sentences that are encoded together
-
-Side: TypeAlias = Literal["query", "document"]
-"""What a text is, for a model that was trained with prompts."""
 
 
 @dataclass

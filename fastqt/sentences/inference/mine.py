@@ -3,70 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.best import best_products, blocks, unit_rows
-
-Sampling: TypeAlias = Literal["top", "random"]
+from fastqt.sentences.options.inference import MineOptions
 
 QUERIES = 1024  # that are searched at a time
-SPARE = 10  # candidates for each negative, where some may be refused
 TIE = 1e-6  # by which equal cosines may differ: each product rounds in an order of its own
-
-
-@dataclass(frozen=True)
-class MineOptions:
-    """Which candidates become negatives, as of `mine_hard_negatives` of sentence-transformers."""
-
-    negatives: int = 3  # of each query
-    range_min: int = 0  # of the nearest candidates, so many are passed over
-    # So many of the nearest candidates are looked at. None is range_min + negatives + the most positives that
-    # a query has, or with 10 times the negatives where a highest score or a margin may refuse some.
-    range_max: int | None = None
-    max_score: float | None = None  # cosines above it are refused
-    min_score: float | None = None  # cosines below it are refused
-    absolute_margin: float | None = None  # refused above: the cosine of the positive minus this
-    relative_margin: float | None = None  # refused above: the cosine of the positive minus this share of it
-    sampling: Sampling = "top"  # the nearest of the candidates, or "random" ones
-    seed: int = 0  # of random candidates
-
-    def __post_init__(self) -> None:
-        if self.negatives < 1:
-            raise InputError(f"negatives: want at least 1, got {self.negatives}")
-        if self.range_min < 0:
-            raise InputError(f"range_min: want at least 0, got {self.range_min}")
-        if self.range_max is not None and self.range_max < self.range_min + self.negatives:
-            raise InputError(
-                f"range_max: want at least range_min + negatives = {self.range_min + self.negatives}, "
-                f"got {self.range_max}"
-            )
-
-        for name in ("max_score", "min_score", "absolute_margin", "relative_margin"):
-            value = getattr(self, name)
-            if value is not None and not np.isfinite(value):
-                raise InputError(f"{name}: want a finite number, got {value}")
-        if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
-            raise InputError(
-                f"min_score: want at most max_score, which is {self.max_score}, got {self.min_score}"
-            )
-
-        if self.sampling not in get_args(Sampling):
-            raise InputError(f"sampling: want 'top' or 'random', got {self.sampling!r}")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed: want 0 to {2**32 - 1}, got {self.seed}")
-
-    def depth(self, positives: int) -> int:
-        """`range_max`, or what stands for it where a query has at most so many positives."""
-        if self.range_max is not None:
-            return self.range_max
-        limits = (self.max_score, self.absolute_margin, self.relative_margin)
-        spare = 1 if all(limit is None for limit in limits) else SPARE
-        return self.range_min + spare * self.negatives + positives
 
 
 class Negatives(NamedTuple):

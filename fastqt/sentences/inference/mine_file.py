@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.mine import MineOptions, Negatives, mine
+from fastqt.sentences.inference.mine import Negatives, mine
+from fastqt.sentences.options.inference import MineOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks

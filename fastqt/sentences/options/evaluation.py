@@ -45,6 +45,4 @@ class MapOptions(Options):
         at_least=1,
         below=1 << 31,
     )
-    seed: int = option(
-        0, "seed of the parts, the maps and the contrasts", at_least=0, below=1 << 32
-    )
+    seed: int = option(0, "seed of the parts, the maps and the contrasts", at_least=0, below=1 << 32)

@@ -227,18 +227,6 @@ def test_parts_with_an_image_in_common_are_refused():
     check_parts(parts, ("train", "dev", "test"))
 
 
-def test_options_outside_their_range_are_refused():
-    for option, message in (
-        ({"dim": 0}, "dim: want at least 1, got 0"),
-        ({"patience": 0}, "patience: want at least 1, got 0"),
-        ({"margin": -0.1}, "margin: want a number of at least 0, got -0.1"),
-        ({"margin": float("nan")}, "margin: want a number of at least 0, got nan"),
-        ({"seed": -1}, "seed: want 0 to 4294967295, got -1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            MapOptions(**option)
-
-
 def letters(texts):
     """How often a text has each letter: vectors that need no training."""
     return np.array([[text.lower().count(letter) for letter in "etaoinshrdlu"] for text in texts], float)

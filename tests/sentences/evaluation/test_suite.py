@@ -356,14 +356,8 @@ def test_subsets_without_a_correlation_are_told(data):
 
 
 def test_wrong_options_and_encoders_are_refused(data):
-    for option, message in (
-        ({"grid": ()}, r"grid: want positive numbers, got \(\)"),
-        ({"grid": (1.0, 0.0)}, "grid: want positive numbers"),
-        ({"sst": "words"}, "sst: want 'phrases' or 'sentences', got 'words'"),
-        ({"t": 0}, "t: want a positive number, got 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            evaluate(BagOfWords(), data, **option)
+    with pytest.raises(InputError, match=r"grid: want one value or several, got \(\)"):
+        evaluate(BagOfWords(), data, grid=())
     for encode, message in (
         (lambda texts: np.ones(len(texts)), r"want vectors \(\d+, d\) for \d+ sentences, got \(\d+,\)"),
         (lambda texts: np.ones((3, 3)), r"want vectors \(\d+, d\) for \d+ sentences, got \(3, 3\)"),

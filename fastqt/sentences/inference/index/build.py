@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fastqt.sentences.inference.index.recall import measure, sample, sufficient_
 from fastqt.sentences.inference.index.searchers import SEARCHERS
 from fastqt.sentences.inference.index.spool import Spool
 from fastqt.sentences.inference.search import normalized
+from fastqt.sentences.options.inference import IndexOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks
@@ -40,30 +40,6 @@ LISTS_PER_ROOT = 4  # lists for each unit of the square root of the number of ro
 TRAINED_ROWS = 64  # for each list, but
 TRAINED_BYTES = 1 << 29  # at most
 ITERATIONS = 10  # of k-means
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """What kind of index is made."""
-
-    # "flat" or "ivf"; "auto" is "flat" for less than 50,000 sentences, and "ivf" for more.
-    kind: str = "auto"
-    lists: int | None = None  # of "ivf"; None is four times the square root of the number of sentences
-    # What share of the exact nearest neighbours a search has to find: it reads as few lists as that needs.
-    min_recall: float = 0.95
-    seed: int = 0  # of the samples that centroids are computed from and recall is measured on
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("auto", *SEARCHERS):
-            raise InputError(f"kind: want auto, {', '.join(SEARCHERS)}, got {self.kind!r}")
-        if self.lists is not None and self.kind != "ivf":
-            raise InputError(f"lists: want them for kind ivf alone, got {self.lists} for {self.kind}")
-        if self.lists is not None and self.lists < 1:
-            raise InputError(f"lists: want at least 1, got {self.lists}")
-        if not 0 < self.min_recall <= 1:
-            raise InputError(f"min_recall: want more than 0 and at most 1, got {self.min_recall}")
-        if not 0 <= self.seed < 2**31:
-            raise InputError(f"seed: want 0 to {2**31 - 1}, got {self.seed}")
 
 
 def build_index(

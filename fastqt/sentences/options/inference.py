@@ -1,14 +1,17 @@
-"""The options of an index, of hard negatives, and of GLOSS's inference."""
+"""The options of what a trained model is used for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from fastqt.errors import InputError
 from fastqt.sentences.options.option import Options, option
 
 SPARE = 10  # candidates for each negative, where some may be refused
+
+Side: TypeAlias = Literal["query", "document"]
+"""What a text is, for a model that was trained with prompts."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,23 @@ class InferenceOptions(Options):
     inference_learning_rate: float | None = option(
         None, "step size of gloss's inference (default: 1)", above=0
     )
+
+
+@dataclass(frozen=True)
+class EmbedOptions(Options):
+    """Which vectors are written."""
+
+    raw: bool = option(False, "do not scale vectors, or the two halves of QuickThoughts vectors, to norm 1")
+    side: Side = option("query", "which prompt of a run of pairs the lines get")
+
+
+@dataclass(frozen=True)
+class ExportOptions(Options):
+    """What is written for other libraries."""
+
+    format: Literal["sentence-transformers", "onnx"] = option(help="what to write")
+    raw: bool = option(False, "do not scale vectors, or their halves, to norm 1")
+    overwrite: bool = option(False, "replace DIR if it holds nothing but an earlier export")
 
 
 @dataclass(frozen=True)
@@ -57,11 +77,9 @@ class MineOptions(Options):
     """Which candidates become negatives, as of `mine_hard_negatives` of sentence-transformers."""
 
     negatives: int = option(3, "negatives of each query", at_least=1, below=1 << 31)
-    range_min: int = option(
-        0, "so many of the nearest candidates are passed over", at_least=0, below=1 << 31
-    )
-    # None is range_min + negatives + the most positives that a query has, or with 10 times the negatives where
-    # a highest score or a margin may refuse some.
+    range_min: int = option(0, "so many of the nearest candidates are passed over", at_least=0, below=1 << 31)
+    # None is range_min + negatives + the most positives that a query has, or with 10 times the negatives
+    # where a highest score or a margin may refuse some.
     range_max: int | None = option(
         None,
         "so many of the nearest candidates are looked at (default: as many as the other options need)",
