@@ -12,7 +12,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.encoder import SentenceEncoder, Side
+from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.options.inference import Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
 from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text.reader import read_lines

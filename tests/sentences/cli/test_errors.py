@@ -106,7 +106,6 @@ REFUSED = [
     (f"evaluate model {GOOD} --json o.csv", "o.csv: want a name that ends in .json, got .csv"),
     (f"evaluate model {GOOD} --json dir.json", "cannot write dir.json: it is a directory"),
     (f"evaluate model {GOOD} --json absent/o.json", "cannot write absent/o.json: absent is not a"),
-    (f"evaluate model {GOOD} --seed -1", "seed: want 0 to 4294967295, got -1"),
     (f"evaluate random:model {GOOD} --baseline", "baseline: want a directory that train wrote as MODEL"),
     ("evaluate model --data text.txt", "data: text.txt is not a directory"),
     (f"{RETRIEVE} train.tsv --dev dev.tsv", "test: want both --dev and --test or neither of them"),

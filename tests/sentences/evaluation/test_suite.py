@@ -17,7 +17,8 @@ from fastqt.errors import InputError
 from fastqt.sentences.evaluation import SENTEVAL_GRID, Cache, evaluate
 from fastqt.sentences.evaluation import vectors as vectors_module
 from fastqt.sentences.evaluation.data import read_pairs
-from fastqt.sentences.evaluation.tasks import Options, sources
+from fastqt.sentences.evaluation.tasks import sources
+from fastqt.sentences.options.evaluation import EvaluationOptions as Options
 
 ROOT = Path(__file__).parents[3]
 WORDS = [f"word{number}" for number in range(12)]
