@@ -81,7 +81,8 @@ def trained(config, out, resume=False, spoil=None, at=0, place="step"):
     def note(trainer, batch, sizes):
         if not batches:
             states.append(torch.get_rng_state())
-        words = [trainer.training.vocabulary.tokenizer.id_to_token(int(token)) for token in batch.tokens[:, 0]]
+        tokenizer = trainer.training.vocabulary.tokenizer
+        words = [tokenizer.id_to_token(int(token)) for token in batch.tokens[:, 0]]
         documents = getattr(batch, "document_ids", batch.lengths)
         if trainer.config.documents == "cross":
             documents = batch.lengths * 0 if batch.pieces is None else batch.pieces
