@@ -74,6 +74,7 @@ soak: .venv/built
 # an option has changed. They are the export lists, the types of the loss modules, and what the documents list.
 lists: .venv/built
 	$(BIN)/python -m tests.shared.loss_lists
+	$(BIN)/python -m tests.shared.option_lists
 
 lint: .venv/built
 	$(BIN)/ruff check .

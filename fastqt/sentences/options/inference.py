@@ -58,7 +58,7 @@ class IndexOptions(Options):
         "sentences, and ivf)",
     )
     lists: int | None = option(
-        None, "lists of ivf (default: 4 times the root of the sentences)", at_least=1, below=1 << 31
+        None, "lists of ivf (default: four times the root of the sentences)", at_least=1, below=1 << 31
     )
     # A search reads as few lists as this needs.
     min_recall: float = option(

@@ -14,7 +14,7 @@ from fastqt.sentences.json_text import field, has_type, read_object
 from fastqt.sentences.runs.card import LARGEST_FILE
 from fastqt.sentences.runs.checkpoint import CONFIG, EVALUATION, METRICS
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.figures import HELD_OUT
+from fastqt.sentences.runs.figures import HELD_OUT, is_figure
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.runs.metrics_file import read_metrics
 
@@ -146,7 +146,7 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
     figures: dict[str, list[Callable[[Axes], None]]] = {
         "training": [
             partial(_training, runs=runs, panel=panel)
-            for panel in PANELS
+            for panel in (*PANELS, *_further_panels(runs))
             if any(run.has(name) for run in runs for name in (panel.name, HELD_OUT + panel.name))
         ],
         "efficiency": [
@@ -182,6 +182,19 @@ def draw_figures(directories: Sequence[str | Path], out: str | Path) -> list[Pat
             save = partial(figure.savefig, format="svg", metadata={"Date": None, "Creator": CREATOR})
             write_atomically(written[-1], save)
     return written
+
+
+def _further_panels(runs: list[Run]) -> list[Panel]:
+    """The figures of the model that have no title of their own, such as those of a new model kind."""
+    reported = dict.fromkeys(
+        name.removeprefix(HELD_OUT) for run in runs for line in run.lines for name in line
+    )
+    titled = {panel.name for panel in PANELS}
+    return [
+        Panel(name.replace("_", " "), name)
+        for name in reported
+        if name not in titled and name != "chance" and is_figure(name)
+    ]
 
 
 def _training(axes: Axes, runs: list[Run], panel: Panel) -> None:

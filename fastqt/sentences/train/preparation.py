@@ -52,11 +52,13 @@ def prepare(
         progress = checkpoint.read_progress(path)
     elif resume:
         progress, begins = read_finished(directory), "at the end"
+
     corpus = corpus_files(config, directory, resume)
     if progress is None:
         note(f"reading {', '.join(corpus)} to build the vocabulary")
         vocabulary, progress = read_corpus(config, corpus, ranks)
         return Training(config, corpus, vocabulary, directory, progress)
+
     check_corpus(_files(config, corpus), progress)
     vocabulary = load_lexicon(config, directory)
     if progress.vocabulary_digest != lexicon_digest(config, directory):

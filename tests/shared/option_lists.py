@@ -1,0 +1,89 @@
+"""The page docs/options.md, whose tables follow from the declarations: `make lists` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+from fastqt.sentences.cli.declared import in_words
+from fastqt.sentences.options.evaluation import EvaluationOptions, MapOptions
+from fastqt.sentences.options.inference import (
+    EmbedOptions,
+    ExportOptions,
+    IndexOptions,
+    InferenceOptions,
+    MineOptions,
+)
+from fastqt.sentences.options.option import Option, options_of
+from fastqt.sentences.runs.config import KINDS, TrainConfig
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "options.md"
+OF_COMMANDS = {
+    "embed": EmbedOptions,
+    "export": ExportOptions,
+    "index": IndexOptions,
+    "mine": MineOptions,
+    "evaluate": EvaluationOptions,
+    "retrieve": MapOptions,
+    "inference of gloss": InferenceOptions,
+}
+HEAD = """# Options of the commands
+
+The tables follow from the declarations in `fastqt/sentences/options/` and `fastqt/sentences/kinds/`, as the
+command line, its `--help` and its checks do; `make lists` writes this page.
+`fastqt train --model NAME --help` shows the options of one model kind with its own defaults.
+"""
+RESUME = {"same": "", "move": "; `--resume`: another place", "change": "; `--resume`: may change"}
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_of_trainings(), *_of_commands()])
+
+
+def _of_trainings() -> Iterator[str]:
+    options = options_of(TrainConfig)
+    for record in (TrainConfig, *reversed(TrainConfig.__mro__[1:])):
+        names = [name for name in getattr(record, "__annotations__", ()) if name in options]
+        if names:
+            yield f"## train: {vars(record)['title']}\n"
+            yield _table((options[name], _default(name)) for name in names)
+
+
+def _default(name: str) -> str:
+    """The default, and those of the model kinds that have another."""
+    each = options_of(TrainConfig)[name]
+    others = {
+        kind.name: kind.default(name)
+        for kind in KINDS.values()
+        if each.varies and kind.has(name) and kind.default(name) != each.default
+    }
+    parts = [_shown(each.default), *(f"{kind} {in_words(value)}" for kind, value in others.items())]
+    return "; ".join(filter(None, parts))
+
+
+def _of_commands() -> Iterator[str]:
+    for title, record in OF_COMMANDS.items():
+        yield f"## {title}\n"
+        yield _table((each, _shown(each.default)) for each in options_of(record).values())
+
+
+def _shown(default: Any) -> str:
+    return "" if default is None or default is False or default in ("", MISSING) else in_words(default)
+
+
+def _table(rows: Iterable[tuple[Option, str]]) -> str:
+    lines = ["| option | what it is | values | default |", "|---|---|---|---|"]
+    for each, default in rows:
+        values = ", ".join(f"`{value}`" for value in each.choices) or each.range_in_words()
+        flag = f"`{each.flag}`" if each.name != "corpus" else "`CORPUS`"
+        lines.append(
+            f"| {flag} | {each.help.replace('<', '&lt;')}{RESUME[each.resume]} | {values} | {default} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
