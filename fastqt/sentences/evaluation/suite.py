@@ -21,7 +21,8 @@ from tqdm import tqdm
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.prompts import PromptedEncode
-from fastqt.sentences.evaluation.tasks import Task, read_tasks, reason_of
+from fastqt.sentences.evaluation.reading import read_tasks, reason_of
+from fastqt.sentences.evaluation.tasks import Task
 from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
 from fastqt.sentences.json_text import to_json
 from fastqt.sentences.options.evaluation import PAPER_GRID, EvaluationOptions, SSTTraining
