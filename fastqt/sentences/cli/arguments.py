@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
+from fastqt.sentences.cli.completion import Completion
 from fastqt.sentences.cli.streams import BAD_INPUT
 from fastqt.sentences.cli.table import COMMANDS
 
@@ -72,6 +73,14 @@ def build_parser() -> argparse.ArgumentParser:
         description="Sentence embeddings learnt from the order of sentences, with exact contrastive losses.",
     )
     parser.add_argument("--version", action="version", version=f"fastqt {__version__}")
+    parser.add_argument(
+        "--completion",
+        action=Completion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help='print what completes commands and options, for eval "$(fastqt --completion)" in ~/.bashrc, or '
+        "in ~/.zshrc after autoload -U bashcompinit; bashcompinit",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
 
     for add_parser, _ in COMMANDS.values():
