@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fastqt.errors import InputError
 from fastqt.sentences.options.encoders import ENCODERS
-from fastqt.sentences.options.option import options_of
+from fastqt.sentences.options.option import default_of, has_option
 from fastqt.sentences.options.training import TrainOptions
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ class Kind(Generic[C]):
 
     def default(self, name: str, encoder: str = "") -> Any:
         """The default of an option, with an encoder."""
-        declared = options_of(self.options)[name].default
+        declared = default_of(self.options, name)
         return {name: declared, **self.defaults, **self.of_encoder.get(encoder, {})}[name]
 
     def has(self, name: str) -> bool:
         """Whether its trainings have an option."""
-        return name in options_of(self.options)
+        return has_option(self.options, name)
 
     def check_common(self, config: C) -> None:
         """Refuses options of every training that this kind cannot have."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
@@ -130,6 +130,21 @@ class Option:
             "at most": self.at_most,
         }
         return " and ".join(f"{words} {each}" for words, each in limits.items() if math.isfinite(each))
+
+
+@cache
+def _fields_of(record: Any) -> dict[str, Field[Any]]:
+    return {each.name: each for each in fields(record)}
+
+
+def has_option(record: type, name: str) -> bool:
+    """Whether a record has an option."""
+    return name in _fields_of(record)
+
+
+def default_of(record: type, name: str) -> Any:
+    """The declared default of an option. Unlike `options_of`, this evaluates no annotations."""
+    return _fields_of(record)[name].metadata["default"]
 
 
 def options_of(record: type) -> dict[str, Option]:
