@@ -111,6 +111,8 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
+    if not items:
+        return
     config = items[0].config
     config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
 

@@ -152,10 +152,9 @@ def _walk(
     size = max((CPU_CHUNK_SCORES if p.queries.is_cpu else CHUNK_SCORES) // M, 1)
     for begin in range(0, N, size):
         rows = slice(begin, min(begin + size, N))
-        with without_autocast(p.queries):
-            scores = product_read(p.queries[rows], p.candidates.T, p.reads)
-            of_teacher = product_read(p.teacher_queries[rows], p.teacher_candidates.T, p.teacher_reads)
-        log_P, log_T = (scale * scores).log_softmax(1), of_teacher.mul_(p.teacher_scale).log_softmax(1)
+        log_P = _scores(p.queries[rows], p.candidates, scale, p.reads).log_softmax(1)
+        of_teacher = p.teacher_queries[rows], p.teacher_candidates
+        log_T = _scores(*of_teacher, p.teacher_scale, p.teacher_reads).log_softmax(1)
         losses[rows], d_scores = _divergence(log_T, log_P)
         if p.cross_entropy:
             losses[rows] -= (log_T.exp() * log_T).sum(1, dtype=dtype)
@@ -182,6 +181,17 @@ def _walk(
             if gradient is not None:
                 gradient *= (scale * unit).to(gradient.dtype)
     return losses, (d_queries, d_candidates, d_scale)
+
+
+def _scores(queries: Tensor, candidates: Tensor, scale: float | Tensor, dtype: str) -> Tensor:
+    """The scaled products of some queries with all candidates, of factors that are read in a dtype.
+
+    Products of 16 bits are scaled after they are added up, and others before, with a rounding less.
+    """
+    rounds = getattr(torch, dtype).itemsize == 2
+    with without_autocast(queries):
+        products = product_read(queries if rounds else scale * queries, candidates.T, dtype)
+    return scale * products if rounds else products
 
 
 def _divergence(log_T: Tensor, log_P: Tensor) -> tuple[Tensor, Tensor]:
