@@ -77,8 +77,8 @@ class Space:
 
         def distance(config: Config) -> int:
             """How many of its numbers are others than those of a likely one."""
-            own = asdict(config)
-            return min(sum(own[name] != value for name, value in other.items()) for other in likely)
+            numbers = asdict(config)
+            return min(sum(numbers[name] != value for name, value in other.items()) for other in likely)
 
         return sorted(fitting, key=lambda config: (distance(config), -config.rows * config.columns))
 

@@ -86,19 +86,19 @@ def unit_of(name: str) -> int:
 
 def inputs(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """A loss's tensors of D columns, random or without values; what is a number stays one of float32."""
-    found, loss = {}, EVERY_LOSS[name]
+    tensors, loss = {}, EVERY_LOSS[name]
     for key, x in loss.inputs(rows_of(name), torch.Generator().manual_seed(0), False).items():
         if x.is_floating_point():
             shape = [*x.shape[:-1], D] if x.dim() > 1 else x.shape
             kind = dtype if x.dim() else torch.promote_types(dtype, torch.float32)
             x = torch.empty(shape, dtype=kind).requires_grad_(key not in loss.constant)
-        found[key] = x
-    return found
+        tensors[key] = x
+    return tensors
 
 
-def differentiate(loss: Callable[..., Tensor], given: dict[str, Tensor], options: dict[str, Any]) -> None:
-    value = loss(**given, **options)
-    leaves = [x for x in given.values() if x.requires_grad]
+def differentiate(loss: Callable[..., Tensor], tensors: dict[str, Tensor], options: dict[str, Any]) -> None:
+    value = loss(**tensors, **options)
+    leaves = [x for x in tensors.values() if x.requires_grad]
     torch.autograd.grad(value.sum(), leaves, allow_unused=True)
 
 
@@ -127,6 +127,7 @@ def on_absent_gpu(name: str, variant: str) -> dict[str, Any]:
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(variant, torch.bfloat16)
     launches: list[Launch] = []
     drawn = inputs(name, dtype)
+
     with (
         absent_gpu(Problem(differentiate, N, torch.float32, descriptors=None), launches.append),
         # This torch has no kernels for CUDA, which another one has.
@@ -134,19 +135,20 @@ def on_absent_gpu(name: str, variant: str) -> dict[str, Any]:
         mock.patch.object(devices, "_has_matrix_unit", return_value=True),
         mock.patch.object(test_absent_gpu, "FREE_MEMORY", 40 * 2**30),
     ):
-        given = {
+        tensors = {
             key: torch.empty(x.shape, dtype=x.dtype, device="cuda").requires_grad_(x.requires_grad)
             for key, x in drawn.items()
         }
-        M = len(given["documents"]) if name == "maxsim_loss" else rows_of(name)
+        M = len(tensors["documents"]) if name == "maxsim_loss" else rows_of(name)
         try:
             with Operations() as operations:
                 options = VARIANTS[variant](rows_of(name), M)
-                differentiate(getattr(fastqt, name), given, {**EVERY_LOSS[name].options, **options})
+                differentiate(getattr(fastqt, name), tensors, {**EVERY_LOSS[name].options, **options})
         except ValueError as error:
             return {"refused": str(error)}
         except (DataDependentOutputException, DynamicOutputShapeException):
             return {"waits": True}
+
     unit = unit_of(name)
     of_scores = [x.arguments["queries"] for x in launches if x.kernel.__name__ == "scores_kernel"]
     multiplied = {getattr(x, "base", x).dtype for x in of_scores}  # of a tensor descriptor its tensor's
@@ -162,12 +164,12 @@ def multiplications(launch: Launch) -> int:
     """Those of the scores that a launch makes in tiles."""
     if launch.kernel.__name__ != "scores_kernel":
         return 0
-    given, constants = launch.arguments, launch.constants
+    arguments, constants = launch.arguments, launch.constants
     rows, columns = (
-        -(-given[size] // constants[block]) * constants[block]
+        -(-arguments[size] // constants[block]) * constants[block]
         for size, block in (("N", "BLOCK_N"), ("M", "BLOCK_M"))
     )
-    width: int = given["D"] * constants["UNIT"]
+    width: int = arguments["D"] * constants["UNIT"]
     return rows * columns * width
 
 
@@ -180,27 +182,27 @@ def eager_products(name: str) -> float:
 
 
 def main() -> None:
-    """In a process that has the device: prints what is found."""
+    """In a process that has the device: prints the counts of all losses."""
     torch.autograd.set_multithreading_enabled(False)
-    found = {
+    counts = {
         name: {variant: on_absent_gpu(name, variant) for variant in variants(name)}
         for name in LOSSES
         if name not in OF_A_DECODER
     }
-    print(json.dumps(found))
+    print(json.dumps(counts))
 
 
 def measured() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed_by("benchmarks.offline.losses_on_gpu"))
-    for name, of_loss in found.items():
+    counts: dict[str, Any] = json.loads(printed_by("benchmarks.offline.losses_on_gpu"))
+    for name, of_loss in counts.items():
         if of_loss["16 bits"].get("products"):
             of_loss["eager"] = {"products": eager_products(name)}
-    return found
+    return counts
 
 
 def stored() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RESULTS.read_text())
-    return found
+    counts: dict[str, Any] = json.loads(RESULTS.read_text())
+    return counts
 
 
 def stored_table() -> str:
@@ -214,10 +216,10 @@ def stored_table() -> str:
     return table(header, rows)
 
 
-def _cell(found: dict[str, Any] | None) -> str:
-    if found is None or "refused" in found:
+def _cell(counts: dict[str, Any] | None) -> str:
+    if counts is None or "refused" in counts:
         return "–"
-    return f"{found['products']:.1f} {found['engine']}, {found['launches']}"
+    return f"{counts['products']:.1f} {counts['engine']}, {counts['launches']}"
 
 
 if __name__ == "__main__":

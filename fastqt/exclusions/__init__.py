@@ -89,8 +89,8 @@ def as_exclusions(name: str, value: object, kinds: tuple[type[Filter], ...] = EV
     if isinstance(value, Exclusions):
         return value
     several = isinstance(value, Sequence) and not isinstance(value, str)
-    given: tuple[Any, ...] = tuple(cast(Sequence[Any], value)) if several else (value,)
-    filters = tuple(Mask(x) if isinstance(x, Tensor) else x for x in given)
+    values: tuple[Any, ...] = tuple(cast(Sequence[Any], value)) if several else (value,)
+    filters = tuple(Mask(x) if isinstance(x, Tensor) else x for x in values)
     for x in filters:
         if not isinstance(x, EVERY_KIND):
             raise TypeError(f"{name}: want {_listed(kinds)}, or a sequence of them, got {shown(x)}")

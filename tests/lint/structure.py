@@ -29,7 +29,7 @@ LIMITS = {
     "packs": (0, 5),
     "unbroken_bodies": (2, 39),
     "row_scores": (10, 10),
-    "vague_names": (258, 0),
+    "vague_names": (256, 0),
     "forwarded": (44, 44),
     "option_records": (3, 1),
     "checks_in_bodies": (0, 0),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ContextOptions(TrainOptions):
     """The options of both."""
 
-    title: ClassVar = "loss of quickthoughts and skip-thoughts"
+    title: ClassVar[str] = "loss of quickthoughts and skip-thoughts"
 
     documents: Literal["cut", "cross"] = option(
         "cut", "context windows end at document boundaries, or cross them"
@@ -30,7 +30,7 @@ class ContextOptions(TrainOptions):
 class QuickThoughtsOptions(ContextOptions):
     """The options of QuickThoughts."""
 
-    title: ClassVar = "loss of quickthoughts"
+    title: ClassVar[str] = "loss of quickthoughts"
 
     context_size: int = option(1, "neighbours to predict on each side", at_least=1, varies=True)
 

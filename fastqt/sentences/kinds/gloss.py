@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class GlossOptions(TrainOptions):
     """The options of GLOSS."""
 
-    title: ClassVar = "loss of gloss"
+    title: ClassVar[str] = "loss of gloss"
 
     radius: float = option(2.0, "radius of the ball that holds the latent vectors", at_least=1e-6)
     latents: Literal["rows", "all"] = option(
@@ -29,7 +29,7 @@ class GlossOptions(TrainOptions):
 class GlossPosOptions(GlossOptions):
     """The options of GLOSS with a decoder that knows the positions of words."""
 
-    title: ClassVar = "loss of gloss-pos"
+    title: ClassVar[str] = "loss of gloss-pos"
 
     position_loss: Literal["sum", "mean"] = option(
         "sum", "loss of a sentence: the sum over its words, or their mean"

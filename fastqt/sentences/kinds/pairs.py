@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PairsOptions(ScaleOptions):
     """The options of pairs."""
 
-    title: ClassVar = "loss of pairs"
+    title: ClassVar[str] = "loss of pairs"
 
     query_prompt: str = option("", "text in front of each query, such as 'query: ' (default: none)")
     document_prompt: str = option("", "text in front of each document, such as 'passage: ' (default: none)")

@@ -27,7 +27,7 @@ LARGEST_SCALE = 100.0  # that of CLIP
 class ScaleOptions(TrainOptions):
     """The scale of cosines."""
 
-    title: ClassVar = "scale of simcse, mixcse and pairs"
+    title: ClassVar[str] = "scale of simcse, mixcse and pairs"
 
     scale: float = option(20.0, "1 / temperature", at_least=1e-6, below=1e38)
     learn_scale: bool = option(False, "learn the scale, from --scale on, by its logarithm, as CLIP does")
@@ -57,7 +57,7 @@ class ScaleOptions(TrainOptions):
 class ViewsOptions(ScaleOptions):
     """The options of SimCSE, which MixCSE has too."""
 
-    title: ClassVar = "loss of simcse and mixcse"
+    title: ClassVar[str] = "loss of simcse and mixcse"
 
     hard_negative_weight: float = option(
         0.0,
@@ -76,7 +76,7 @@ class ViewsOptions(ScaleOptions):
 class MixOptions(ViewsOptions):
     """The options of MixCSE."""
 
-    title: ClassVar = "loss of mixcse"
+    title: ClassVar[str] = "loss of mixcse"
 
     mix: float = option(0.2, "share of a sentence's own positive in its mixed negative", at_least=0, below=1)
     form: MixForm = option("slides", "one mixed negative per row, or the 3 N columns of the authors' code")

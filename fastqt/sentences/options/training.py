@@ -16,7 +16,7 @@ MOST_LAYERS = 1 << 8
 class DataOptions:
     """The text of a training, its vocabulary, and what it is validated on."""
 
-    title: ClassVar = "data"
+    title: ClassVar[str] = "data"
 
     corpus: tuple[str, ...] = option(
         help="text files, tables or folders, in this order; - is standard input", file="CORPUS", resume="move"
@@ -58,7 +58,7 @@ class DataOptions:
 class EncoderOptions:
     """The sentence encoder of a training."""
 
-    title: ClassVar = "encoder"
+    title: ClassVar[str] = "encoder"
 
     encoder: str = option("bow", "sentence encoder", choices=tuple(ENCODERS), varies=True)
     checkpoint: str | None = option(
@@ -131,7 +131,7 @@ class EncoderOptions:
 class OptimisationOptions:
     """The batches, the steps and the optimiser of a training."""
 
-    title: ClassVar = "optimisation"
+    title: ClassVar[str] = "optimisation"
 
     batch_size: int = option(
         400,
@@ -202,7 +202,7 @@ class OptimisationOptions:
 class RunOptions:
     """The reports, validations and checkpoints of a training, and its device."""
 
-    title: ClassVar = "run"
+    title: ClassVar[str] = "run"
 
     report_every: int = option(50, "steps between reports", at_least=1, resume="change")
     valid_every: int = option(500, "steps between validations", at_least=1, varies=True, resume="change")

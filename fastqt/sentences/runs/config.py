@@ -36,7 +36,7 @@ class TrainConfig(gloss.GlossPosOptions, pairs.PairsOptions, views.MixOptions, c
     each model's source.
     """
 
-    title: ClassVar = "model"
+    title: ClassVar[str] = "model"
 
     model: str = option("quickthoughts", "what to train", choices=tuple(KINDS))
 
