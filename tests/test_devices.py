@@ -15,7 +15,7 @@ import fastqt
 from fastqt import devices
 from fastqt.devices import is_capturing
 from fastqt.torch_modes import cpu_rounds_float32
-from tests.shared.calls import CALLS
+from tests.shared.calls import CALLS, OF_IDS
 
 
 @pytest.mark.parametrize("current", [0, 1])
@@ -119,8 +119,7 @@ def test_a_factory_without_a_device_is_found():
 
 OBJECTS = (
     "Guide",
-    "Same",
-    "Within",
+    *(kind.__name__ for kind in OF_IDS),
     "Above",
     "Mixed",
     "Noise",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import fastqt
+from fastqt.exclusions import OfIds
 from fastqt.nn import GRU, BagOfWords, Gloss, GRUEncoder, LSTMEncoder, MultiChannel, SkipThoughts, Transformer
 from tests.shared.every_loss import EVERY_LOSS
 from tests.shared.loss_options import LOSSES, units, values
@@ -14,6 +15,7 @@ from tests.shared.loss_options import LOSSES, units, values
 N, D = 6, 4
 F, G, H = (torch.randn(N, D, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
 IDS = torch.arange(N) // 2
+OF_IDS = OfIds.__subclasses__()
 TOKENS = torch.tensor([0, 1, 2, 3, 4, 5])
 SENTENCES = torch.arange(2 * N).reshape(N, 2) % N
 
@@ -40,8 +42,10 @@ CALLS = {
     **dict(of_losses()),
     "Noise": (fastqt.Noise, {"counts": F[:, 0].abs()}),
     "Guide": (fastqt.Guide, {"queries": F, "candidates": G, "negatives": H, "thresholds": F[:, 0]}),
-    "Same": (fastqt.Same, {"query_ids": IDS, "candidate_ids": IDS, "negative_ids": IDS}),
-    "Within": (fastqt.Within, {"query_ids": IDS, "candidate_ids": IDS, "negative_ids": IDS}),
+    **{
+        kind.__name__: (kind, {"query_ids": IDS, "candidate_ids": IDS, "negative_ids": IDS})
+        for kind in OF_IDS
+    },
     "Above": (fastqt.Above, {"thresholds": F[:, 0]}),
     "Mixed": (fastqt.Mixed, {"partners": TOKENS}),
     "Window": (fastqt.Window, {"document_ids": IDS}),

@@ -13,12 +13,11 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group
+from fastqt.exclusions import Filter, OfIds
 from tests.shared.loss_options import N, Options, combinations, inputs, parameters, shown
 
 DECODERS = ("weight", "positions", "bias")  # which all ranks have alike
 WRONG = 1  # the rank
-OF_IDS = (fastqt.Same, fastqt.Within)
-FILTERS = (fastqt.Margin, fastqt.Above, fastqt.Guide, *OF_IDS)
 
 
 class Case(NamedTuple):
@@ -39,7 +38,7 @@ def wrong_values(right: Any) -> list[tuple[str, Any]]:
         if not right.is_floating_point() and right.dtype is not torch.bool:
             found += [("too large", right + 2**40), ("below 0", right - 2**40)]
         return found
-    if isinstance(right, FILTERS) or (isinstance(right, list) and any(isinstance(x, FILTERS) for x in right)):
+    if isinstance(right, Filter) or (isinstance(right, list) and any(isinstance(x, Filter) for x in right)):
         several = right if isinstance(right, list) else [right]
         found += [("numbers", [-1, -1]), ("an object beside it", [*several, object()])]
         found += [("two masks", [torch.zeros(N, N, dtype=torch.bool)] * 2)]
@@ -47,9 +46,9 @@ def wrong_values(right: Any) -> list[tuple[str, Any]]:
             ("two margins", [fastqt.Margin(0.1)] * 2),
             ("thresholds too many", fastqt.Above(torch.ones(N + 1))),
         ]
-        one = fastqt.Margin(0.1) if not isinstance(several[0], OF_IDS) else several[0]
+        one = fastqt.Margin(0.1) if not isinstance(several[0], OfIds) else several[0]
         for cut, what in ((slice(1, None), "an id less"), (slice(0, 0), "no ids")):
-            for at in range(3) if isinstance(one, OF_IDS) else ():
+            for at in range(3) if isinstance(one, OfIds) else ():
                 ids = [one.query_ids, one.candidate_ids, one.negative_ids]
                 if ids[at] is not None:
                     ids[at] = ids[at][cut]
@@ -85,7 +84,7 @@ def without_rows(loss: str, given: Options) -> Options:
             return fastqt.Guide(x.queries[:0], x.candidates[:0])
         if isinstance(x, fastqt.Above):
             return fastqt.Above(x.thresholds[:0])
-        if isinstance(x, OF_IDS):
+        if isinstance(x, OfIds):
             ids = (x.query_ids, x.candidate_ids, x.negative_ids)
             return type(x)(*(None if each is None else each[:0] for each in ids))
         return x[:0] if isinstance(x, Tensor) and x.dim() and name not in of_all_ranks else x
