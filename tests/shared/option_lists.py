@@ -75,13 +75,12 @@ def _shown(default: Any) -> str:
 
 
 def _table(rows: Iterable[tuple[Option, str]]) -> str:
-    lines = ["| option | what it is | values | default |", "|---|---|---|---|"]
+    lines = ["| option | what it is | values |", "|---|---|---|"]
     for each, default in rows:
         values = ", ".join(f"`{value}`" for value in each.choices) or each.range_in_words()
         flag = f"`{each.flag}`" if each.name != "corpus" else "`CORPUS`"
-        lines.append(
-            f"| {flag} | {each.help.replace('<', '&lt;')}{RESUME[each.resume]} | {values} | {default} |"
-        )
+        taken = "; ".join(filter(None, [values, f"by default {default}" if default else ""]))
+        lines.append(f"| {flag} | {each.help.replace('<', '&lt;')}{RESUME[each.resume]} | {taken} |")
     return "\n".join(lines) + "\n"
 
 
