@@ -87,10 +87,10 @@ def three_block_gradients_kernel(
         of_scale += second * (own_column * near + next_column * far)
     if SHARES:
         sums = by_column + 2 * tl.program_id(0).to(tl.int64) * N + j
-        # A product that is added up at once would be fused with the addition, and the copies of a sum that
-        # several threads have would differ in their last bit.
-        of_own = tl.where(inside, factor * second * near, 0.0)
-        of_next = tl.where(inside, factor * second * far, 0.0)
+        # A plain product that is added up at once would be fused with the addition, and the copies of a sum
+        # that several threads have would differ in their last bit. These are fused with nothing else.
+        weighted = factor * second
+        of_own, of_next = tl.fma(weighted, near, 0.0), tl.fma(weighted, far, 0.0)
         tl.store(sums, tl.sum(of_own, 0, keep_dims=True), mask=inside_columns)
         tl.store(sums + N, tl.sum(of_next, 0, keep_dims=True), mask=inside_columns)
 
