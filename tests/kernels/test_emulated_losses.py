@@ -29,7 +29,7 @@ IN_RANDOM_ORDER = {
 ALL = {
     80: (
         *("plain", "single", "deep", "low", "groups and mask", "bias, row negatives", "row scores, listed"),
-        *("smoothed", "cosines", "sigmoid", "clip, low"),
+        *("smoothed", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
     ),
     90: (
