@@ -114,7 +114,7 @@ class Processes(Ranks):
         if self.is_first:
             try:
                 results[0] = work()
-            except Exception as error:
+            except Exception as error:  # raised again, and told to the ranks that wait for this one
                 self._store.set(FAILED, _in_words(error))
                 raise
             self._store.add("works", 1)
