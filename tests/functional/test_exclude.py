@@ -286,6 +286,7 @@ def window(M: int, reach: int, is_normalized: bool) -> Tensor:
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("name", ["same", "same twice", "same of negatives", "within", "guide"])
+@pytest.mark.thinned(5)
 def test_the_targets_of_a_window_stay(name, link, diagonal, backend, dtype):
     p = problem(N, link, diagonal)
     made, T = FILTERS[name](p), window(N, 2, link == "softmax")
@@ -349,6 +350,7 @@ def test_a_logsumexp_of_nothing_is_minus_infinity_without_a_gradient(backend):
 @by_backend
 @pytest.mark.parametrize("M", [N, 17])
 @pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.thinned(5)
 def test_info_nce_of_cosines(name, M, backend, dtype):
     """Whose targets are the pairs."""
     p = problem(M, "softmax", "keep")

@@ -162,6 +162,7 @@ def test_clip_of_cells():
 @by_backend
 @by_converged
 @of_all
+@pytest.mark.thinned(5)
 def test_siglip(plain, converged, backend):
     a, b = rows(converged)
     C, bias = cosines(a, b), -2.0
@@ -244,6 +245,7 @@ def ranked(
 @pytest.mark.parametrize(("directions", "mode"), SETTINGS, ids=[f"{len(x)}{x[1:]}-{y}" for x, y in SETTINGS])
 @pytest.mark.parametrize("sets", [0, 1, 2])
 @of_all
+@pytest.mark.thinned(5)
 def test_ranking(plain, sets, directions, mode):
     for number, converged in enumerate((False, True)):
         raised = (None, "in_batch_negatives", "hard_negatives", "all_negatives")[(2 * sets + number) % 4]
@@ -286,6 +288,7 @@ def of_two_views(z1: Tensor, z2: Tensor, plain: Plain) -> list[tuple[Tensor, Ten
 @by_backend
 @by_converged
 @of_ids
+@pytest.mark.thinned(5)
 def test_dcl(plain, converged, backend):
     z1, z2 = rows(converged)
     wanted, without = (
@@ -302,6 +305,7 @@ def test_dcl(plain, converged, backend):
 @pytest.mark.parametrize(("beta", "tau_plus"), [(1.0, 0.1), (0.0, 0.05), (0.7, 0.0)])
 @of_ids
 @pytest.mark.pairwise
+@pytest.mark.thinned(5)
 def test_hcl(plain, beta, tau_plus, converged, backend):
     """The number of negatives is that of those which are left."""
     z1, z2 = rows(converged)
