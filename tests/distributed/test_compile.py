@@ -36,6 +36,7 @@ def collectives(operators):
     return names
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_equals_eager(ranks):
     found = ranks(2).run(compiled, "info_nce", {})
     check(found)

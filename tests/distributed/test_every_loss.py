@@ -31,6 +31,7 @@ def check(ranks, name, counts, dtype=torch.float64, converged=False, **group):
 
 
 @each
+@pytest.mark.thinned(4)
 def test_uneven_shards(ranks, name):
     check(ranks, name, (5, 0, 11))
     check(ranks, name, (5, 0, 11), gradients="sum")
@@ -40,6 +41,7 @@ def test_uneven_shards(ranks, name):
 
 
 @each
+@pytest.mark.thinned(4)
 def test_equal_shards(ranks, name):
     for dtype in (torch.float64, torch.float32):
         check(ranks, name, (5, 5, 5), dtype)

@@ -78,6 +78,7 @@ def assert_named(fault: Fault, ends: list[End], alone: bool = False) -> None:
             assert reason.startswith(f"rank {fault.victim} raised {error}")
 
 
+@pytest.mark.slow
 def test_ranks_that_fail() -> None:
     """With four ranks, one waits for others than the one that fails."""
     names = ("gather-to-total", "ring-of-backward", "raise-in-ring")

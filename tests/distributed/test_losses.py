@@ -241,11 +241,13 @@ def check(ranks, case: Case, tolerance: float | None = None) -> None:
 
 
 @pytest.mark.parametrize(("name", "exchange"), BY_EXCHANGE)
+@pytest.mark.thinned(3)
 def test_uneven_shards(ranks, name, exchange):
     check(ranks, sharded(LOSSES[name], UNEVEN[3], exchange=exchange))
 
 
 @pytest.mark.parametrize("name", IN_TORCH_OPERATIONS)
+@pytest.mark.thinned(4)
 def test_a_ring_in_torch_operations(ranks, name):
     """As on a device without kernels, and of softmaxes on GPUs."""
     case = LOSSES[name]
@@ -311,6 +313,7 @@ def test_float16(ranks, name):
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", ["pairs", "rows", "clip-rows", "sigmoid", "mixed", "smoothed", *RECIPES])
+@pytest.mark.thinned(4)
 def test_learnt_pairs(ranks, name, exchange):
     converged = replace(LOSSES[name], converged=True)
     check(ranks, sharded(converged, UNEVEN[3], exchange=exchange), CONVERGED)

@@ -407,6 +407,7 @@ def test_nothing_is_excluded_by_nothing():
 
 
 @pytest.mark.parametrize("name", ["same", "mask", "similar"])
+@pytest.mark.thinned(3)
 def test_what_engines_know_is_one_graph(name):
     torch._dynamo.reset()
     p = problem(N, "softmax", "zero")
@@ -421,6 +422,7 @@ def test_what_engines_know_is_one_graph(name):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by dynamo
 @pytest.mark.parametrize("name", ["same twice", "within of negatives", "all"])
+@pytest.mark.thinned(3)
 def test_what_they_do_not_know_breaks_the_graph_and_not_the_loss(name):
     torch._dynamo.reset()
     p = problem(N, "softmax", "zero")
@@ -468,6 +470,7 @@ def test_ids_of_a_filter_do_not_change_with_the_users_tensor_after_the_loss():
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("loss", [fastqt.sigmoid_loss, fastqt.info_nce_loss, fastqt.log_sum_exp])
 @pytest.mark.parametrize("name", ["same", "same twice", "within", "of negatives"])
+@pytest.mark.thinned(4)
 def test_no_part_of_the_memory_grows_with_both_sides(name, loss, backend, monkeypatch):
     """At 4,096 rows a mask alone would take 16 MiB, of three filters 48, and comparisons of scores 64."""
     monkeypatch.undo()

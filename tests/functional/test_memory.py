@@ -107,7 +107,7 @@ LOSSES = {
     ),
 }
 FIXED = ("guide", "whole batches", "tokens", "skip-thoughts")  # in which no memory is given
-OFTEN = [("contrastive", "low"), ("torch", "fast"), ("cosines", "low")]
+OFTEN = [("contrastive", "low")]
 MEASURED = [
     *((name, "low") for name in LOSSES if name not in FIXED),
     *((name, "fast") for name in LOSSES if name != "cosines"),

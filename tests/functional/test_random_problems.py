@@ -68,6 +68,7 @@ def check_with(make: str, backend: str, *drawn: Any) -> int:
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize("make", MAKES)
+@pytest.mark.thinned(3)
 def test_each_engine_meets_each_make(make, backend):
     # Beside one row negative the CPU engine has no prefixes.
     assert check_with(make, backend, ALL_DTYPES, 80) > (20 if make == "prefixes" else 70)

@@ -48,6 +48,7 @@ def compiled(*sizes):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_batch_of_another_size_is_not_compiled_for():
     first, *others, odd, another_odd = compiled(1024, 512, 768, 256, 1008, 333, 777)
     assert sorted(first) == ["gradient_kernel", "row_shifts_kernel", "row_stats_kernel", "scores_kernel"]

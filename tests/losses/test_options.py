@@ -35,7 +35,7 @@ CLOSE = {"rtol": 1e2 * FLOAT64, "atol": 1e2 * FLOAT64}
 OF_PREFIXES = [name for name in LOSSES if "matryoshka" in option_names(name)]
 PREFIXES = ("matryoshka",)
 # How many combinations are tried, of up to how many options.
-SAMPLE, SLOW = (16, 2), (120, 3)
+SAMPLE, SLOW = (8, 2), (120, 3)
 # Of three options, two may have taken out all cells that another one would.
 PAIRS = (120, 2)
 

@@ -134,8 +134,10 @@ def run_in_a_process(*arguments: str, products: str) -> None:
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("products", ["own", "torch"])
+@pytest.mark.parametrize(
+    ("products", "count"),
+    [("own", 60), *(pytest.param(name, 600, marks=pytest.mark.slow) for name in ("own", "torch"))],
+)
 def test_random_problems_in_bfloat16(products, count):
     run_in_a_process("problems", "cpu", "bfloat16", "0", str(count), products=products)
 
@@ -149,7 +151,8 @@ def test_random_problems(dtype, backend):
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_loss(dtype):
     run_in_a_process("losses", dtype, products="torch")
 

@@ -50,6 +50,7 @@ def check(kernel, p, blocks, **options):
     assert all(error <= 1 for error in errors.values()), errors
 
 
+@pytest.mark.slow
 def test_the_loss_and_its_gradients():
     check(unchanged("float32"), small(), BLOCKS)
 
