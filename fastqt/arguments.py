@@ -34,6 +34,7 @@ from fastqt.exclusions import (
     Exclusions,
     Filter,
     Margin,
+    Mask,
     as_exclusions,
 )
 from fastqt.ids import as_ids
@@ -67,6 +68,9 @@ class Known(NamedTuple):
 
 NO_BATCH = Known(torch.float64, None, None, {}, "")
 
+# Under which name ranks tell each other how many columns a bool tensor of `exclude` has.
+COLUMNS = "columns of exclude"
+
 # Gives the value that the loss reads; raises ValueError or TypeError for a wrong one.
 Check: TypeAlias = Callable[[str, Any, Known], Any]
 
@@ -98,7 +102,7 @@ class Argument:
         rows: of embeddings, whose rows they have: "rows" for as many as the first, "own" for a number of
             their own, "paired" for that and at least as many as the first.
         like: of another model's embeddings, whose gradients nobody wants, the argument that has as many rows.
-        counts: gives further sizes that ranks tell each other.
+        counts: gives further sizes that ranks tell each other, from the checked value.
         of_each_call: whether a module takes it in each call, though it has nothing for each row.
         matrices: of embeddings that come as several matrices, makes these, each with its name.
     """
@@ -215,29 +219,56 @@ def ids_of(rows: str, of: str | None = None) -> Argument:
 def exclusions_of(*kinds: type[Filter]) -> Argument:
     """What leaves a loss that takes filters of these kinds."""
 
-    def check(name: str, value: Any, known: Known) -> Any:
+    def check(name: str, value: Any, known: Known) -> Exclusions | None:
+        exclusions = as_exclusions(name, value, kinds)
+        if not exclusions.filters:
+            return None
         if known.device is None:
             # Before there is a batch a module holds a margin, to which a call's filters are added.
-            held = as_exclusions(name, value, kinds)
-            if held.without(Margin) is not None:
+            if exclusions.without(Margin) is not None:
+                kinds_held = exclusions.names
                 raise ValueError(
-                    f"{name}: want filters of a batch in each call, got {held.names} when the module is made"
+                    f"{name}: want filters of a batch in each call, got {kinds_held} when the module is made"
                 )
-            return held
-        exclusions = as_exclusions(name, value, kinds)
-        others = [size for of, size in known.sizes.items() if of not in ("rows", "negatives")]
-        N, K = known.sizes["rows"], known.sizes.get("negatives")
-        M = others[0] if others else N
-        cells = Cells(N, M, K, known.device, known.dtype, known.of_group)
+            return exclusions
+        N, M = known.sizes["rows"], known.sizes[candidates_of(known.sizes)]
+        cells = Cells(N, M, known.sizes.get("negatives"), known.device, known.dtype, known.of_group)
         for filter_ in exclusions.filters:
             filter_.check(name, cells)
         return exclusions
 
-    return Argument(check, fact=_alike, of_each_call=Margin not in kinds)
+    return Argument(check, fact=_alike, counts=_columns, of_each_call=Margin not in kinds)
 
 
 def _alike(exclusions: Exclusions | None) -> Hashable:
     return None if exclusions is None else exclusions.alike()
+
+
+def _columns(exclusions: Exclusions | None) -> dict[str, int]:
+    mask = None if exclusions is None else exclusions.of(Mask)
+    return {} if mask is None else {COLUMNS: mask.cells.shape[1]}
+
+
+def candidates_of(sizes: Mapping[str, Any]) -> str:
+    """The name under which the candidates of a loss are counted."""
+    return next((name for name in sizes if name not in ("rows", "negatives", COLUMNS)), "rows")
+
+
+def check_columns(counts: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError unless each rank's bool tensor has a column for each candidate of all ranks.
+
+    Args:
+        counts: by name, how many each rank has.
+    """
+    if COLUMNS not in counts:
+        return
+    M = sum(counts[candidates_of(counts)])
+    for rank, (rows, columns) in enumerate(zip(counts["rows"], counts[COLUMNS], strict=True)):
+        if columns != M:
+            raise ValueError(
+                f"exclude: want shape (N, M) = ({rows}, {M}), got ({rows}, {columns}) "
+                f"(on rank {rank} of {len(counts['rows'])})"
+            )
 
 
 # Embeddings, to which gradients flow.

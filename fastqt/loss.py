@@ -236,6 +236,12 @@ class Declaration:
                 continue
             if argument.check is not None:
                 values[name] = argument.check(name, value, known)
+        if ranks is not None:
+            sizes = dict(known.sizes)
+            for name, argument in self.others.items():
+                if argument.counts is not None:
+                    sizes.update(argument.counts(values[name]))
+            known = known._replace(sizes=sizes)
         compares = ranks is not None or not self.read_together.isdisjoint(named)
         if self.check_together is not None and compares:
             self.fit(values, known)

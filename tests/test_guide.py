@@ -101,7 +101,7 @@ USED = {
         fastqt.Guide(QUERIES, CANDIDATES[:4]),
         {"candidates": X[:4]},
         ValueError,
-        "guide candidates: want at least N=6 rows",
+        "exclude: want a guide with thresholds where there are fewer candidates than queries, got M=4, N=6",
     ),
     "smoothed": (
         fastqt.Guide(QUERIES, CANDIDATES[:6]),

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.arguments import COLUMNS, check_columns
 from fastqt.checks import check_embeddings
 from fastqt.distributed import collectives, faults, steps
 from fastqt.distributed.batch import Batch
@@ -31,8 +32,8 @@ from fastqt.torch_modes import input_dtype
 
 # How many kinds of calls a group remembers: more are made only where an option differs in each.
 AGREEMENTS = 256
-# What ranks with uneven shards exchange at each call: a digest of what they call, and up to three sizes.
-HEADER = 4
+# What ranks with uneven shards exchange at each call: a digest of what they call, and up to four sizes.
+HEADER = 5
 
 
 def agree(
@@ -122,7 +123,9 @@ def _traced(group: Group, sizes: dict[str, int]) -> Shards:
         raise ValueError(
             "check: want 'first' under torch.compile, whose graphs compare nothing, got 'always'"
         )
-    return Shards(group, {name: (rows,) * group.size for name, rows in sizes.items()}, False)
+    counts = {name: (rows,) * group.size for name, rows in sizes.items()}
+    check_columns(counts)
+    return Shards(group, counts, False)
 
 
 def _agreed(
@@ -182,15 +185,16 @@ def _remembered(shards: Shards, sizes: dict[str, int], facts: dict[str, Hashable
     """The shards of a call on which all ranks agree, and if they have just agreed, the agreement is kept.
 
     Raises:
-        ValueError: no rank has rows.
+        ValueError: no rank has rows, or a rank has a bool tensor of other columns than there are candidates.
     """
+    check_columns(shards.counts)
     agreed = shards.group.agreed
     if shards.first_use:
         if shards.key not in agreed and len(agreed) >= AGREEMENTS:  # All ranks have agreed in the same order.
             del agreed[next(iter(agreed))]
         agreed[shards.key] = tuple(sizes.values())
     for name, rows in shards.counts.items():
-        if name != "negatives" and not any(rows):
+        if name not in ("negatives", COLUMNS) and not any(rows):
             raise ValueError(
                 f"{_argument(name, facts)}: want at least one row on some rank of the group, got none"
             )
@@ -275,7 +279,9 @@ def _shown_alike(number: float) -> Hashable:
 
 
 def _argument(name: str, facts: dict[str, Hashable]) -> str:
-    """The argument whose number of rows is counted as `name`."""
+    """The argument whose number of rows or columns is counted as `name`."""
+    if name == COLUMNS:
+        return "exclude"
     names = facts.get("given")
     return str(names[0]) if name == "rows" and isinstance(names, tuple) else name
 
@@ -286,8 +292,9 @@ def _check_unchanged(
     """Raises ValueError unless this rank has as many rows as in the calls before."""
     for before, (name, rows) in zip(known, sizes.items(), strict=True):
         if rows != before:
+            counted = "columns" if name == COLUMNS else "rows"
             fault = ValueError(
-                f"{_argument(name, facts)}: want {before} rows as in the calls before, got {rows}; "
+                f"{_argument(name, facts)}: want {before} {counted} as in the calls before, got {rows}; "
                 "give the rows of this process only, or Group(shards='uneven') if their number changes"
             )
             faults.leave_word(group, fault)
@@ -304,8 +311,11 @@ def _agreed_counts(
     faults.raise_first([each[0] for each in everyone], fault)
     _check_same([each[1] for each in everyone])
     if group.shards == "equal":
-        given = [{_argument(name, facts): rows for name, rows in each[2].items()} for each in everyone]
-        _check_same(given, "number of rows", "; Group(shards='uneven') takes others")
+        rows = [
+            {_argument(name, facts): size for name, size in each[2].items() if name != COLUMNS}
+            for each in everyone
+        ]
+        _check_same(rows, "number of rows", "; Group(shards='uneven') takes others")
     return {name: tuple(each[2][name] for each in everyone) for name in sizes}
 
 

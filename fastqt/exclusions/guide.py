@@ -15,7 +15,6 @@ from fastqt.checks import (
     check_flag,
     check_number,
     check_option,
-    check_paired,
     check_tensor,
 )
 from fastqt.devices import accumulation_dtype
@@ -109,8 +108,18 @@ class Guide(Filter):
                 )
             if x is not None and len(x) != wanted:
                 raise ValueError(f"{name}: want a guide of each of the {wanted} {of}, got {len(x)}")
+        if not cells.of_group:
+            self.check_pairs(cells.N, cells.M)
         if self.queries.device != cells.device:
             raise ValueError(f"{name}: want a guide on {cells.device} as queries, got {self.queries.device}")
+
+    def check_pairs(self, N: int, M: int) -> None:
+        """Raises ValueError where not each of N queries has a positive among M candidates."""
+        if self.thresholds is None and M < N:
+            raise ValueError(
+                "exclude: want a guide with thresholds where there are fewer candidates than queries, "
+                f"got M={M}, N={N}"
+            )
 
     def alike(self) -> Hashable:
         options = self.margin, self.margin_strategy, self.normalize, self.thresholds is not None
@@ -148,7 +157,7 @@ class Guide(Filter):
             return self.thresholds.float()
 
         if positives is None:
-            check_paired("queries", len(self.queries), "guide candidates", len(self.candidates))
+            self.check_pairs(len(self.queries), len(self.candidates))
             positives = self.candidates
 
         return pair_thresholds(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.checks import check_paired
 from fastqt.distributed.local import with_a_row
 from fastqt.distributed.ring import Ring, visiting_rows
 from fastqt.distributed.shards import Shards
@@ -72,7 +71,7 @@ def _gathered_guide(shards: Shards, guide: Guide) -> Guide:
         negatives = shards.gather_constant(guide.negatives, "negatives")
     thresholds = guide.thresholds
     if thresholds is None:
-        check_paired("rows", shards.total("rows"), "guide candidates", shards.total("candidates"))
+        guide.check_pairs(shards.total("rows"), shards.total("candidates"))
         thresholds = guide.row_thresholds(candidates[shards.first("rows") :])
     return guide.against(candidates, negatives if negatives is None or len(negatives) else None, thresholds)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fastqt import autograd
 from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
 from fastqt.autograd.walked import WalkedOperator
-from fastqt.checks import check_mask, check_paired, check_tensor, require
+from fastqt.checks import check_paired, check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
@@ -194,9 +194,6 @@ def _excluded(batch: Batch, exclude: Any, device: torch.device) -> Tensor | None
         return None
     mask = exclusions.of(Mask)
     excluded = None if mask is None else mask.cells
-    if excluded is not None:
-        with batch.agreeing():
-            check_mask("exclude", excluded, batch.sizes["rows"], batch.total("documents"), device)
     for ids in exclusions.ids(device):
         leave = ids.excludes(ids.query_ids, batch.gather_constant(ids.columns, "documents"))
         excluded = leave if excluded is None else excluded | leave

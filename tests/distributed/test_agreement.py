@@ -16,10 +16,13 @@ from tests.shared.ranks import Ranks
 from tests.shared.refusals import (
     CALLS,
     OF_DTENSORS,
+    OF_MASKS,
     OF_SCALE,
     agreements,
     changed_later,
     dtensors_of_classes,
+    masks_that_change,
+    nothing_excluded_in_two_words,
     of_another_group,
     refused,
 )
@@ -131,6 +134,21 @@ def test_equal_shards_that_change(ranks: Callable[[int], Ranks]) -> None:
 def test_uneven_shards_are_compared_at_every_call(ranks: Callable[[int], Ranks]) -> None:
     refusal = f"ValueError: {SAID['option']}"
     assert ranks(3).run(changed_later, True) == [("nothing", refusal, True, False)] * 3
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+@pytest.mark.parametrize("loss", OF_MASKS)
+def test_a_mask_of_other_columns_is_refused_by_all_ranks_at_any_call(
+    ranks: Callable[[int], Ranks], loss: str, check: str
+) -> None:
+    """In the first call and in later ones, after which right calls follow."""
+    refusal = "ValueError: exclude: want shape (N, M) = (5, 15), got (5, {}) (on rank 1 of 3)"
+    wanted = [refusal.format(16), "nothing", refusal.format(14), refusal.format(16), "nothing"]
+    assert ranks(3).run(masks_that_change, loss, check, [1, 0, -1, 1, 0]) == [wanted] * 3
+
+
+def test_an_empty_list_of_filters_is_none(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(3).run(nothing_excluded_in_two_words) == [["nothing"] * 2] * 3
 
 
 def test_agreements_are_bounded(ranks: Callable[[int], Ranks]) -> None:

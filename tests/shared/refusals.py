@@ -201,6 +201,43 @@ def changed_later(uneven: bool) -> tuple[str, str, bool, bool | None]:
     return other_rows, other_option, bool(right), left
 
 
+# Losses that take a bool tensor, each with the rows that it is called with.
+OF_MASKS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "contrastive_loss": lambda n: (rows(n), rows(n)),
+    "info_nce_loss": lambda n: (rows(n), rows(n)),
+    "mixcse_loss": lambda n: (rows(n), rows(n)),
+    "maxsim_loss": lambda n: (rows(n)[:, None], rows(n)[:, None]),
+}
+
+
+def masks_that_change(loss: str, check: str, wrong: list[int]) -> list[str]:
+    """What this rank says of calls with uneven shards, in some of which its bool tensor is of other columns.
+
+    Args:
+        loss: of `OF_MASKS`.
+        check: of the group.
+        wrong: how many columns there are too many, in each call, on rank 1.
+    """
+    group, rank = Group(shards="uneven", check=check), dist.get_rank()
+    n = ROWS + rank
+    N = sum(ROWS + each for each in range(dist.get_world_size()))
+    words = []
+    for more in wrong:
+        mask = torch.zeros(n, N + more * (rank == 1), dtype=torch.bool)
+        words.append(
+            said(lambda mask=mask: getattr(fastqt, loss)(*OF_MASKS[loss](n), exclude=mask, group=group))
+        )
+    return words
+
+
+def nothing_excluded_in_two_words() -> list[str]:
+    """What this rank says where it excludes an empty list, and others None."""
+    group = Group()
+    exclude = [] if dist.get_rank() == 1 else None
+    call = lambda: fastqt.contrastive_loss(rows(), rows(), exclude=exclude, group=group)  # noqa: E731
+    return [said(call), said(call)]
+
+
 def agreements(steps: int) -> tuple[int, int]:
     """How many agreements a group keeps after numbers that change at each step, and after options that do."""
     group = Group()
