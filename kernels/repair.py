@@ -12,7 +12,13 @@ import triton
 import triton.language as tl
 
 from fastqt.kernels.scores.epilogues import EXP, ROW_MAX, load_once, scores_log2, store_tile
-from fastqt.kernels.scores.exclusions import add_bias, exclude_exact_cells, exclude_groups_and_mask
+from fastqt.kernels.scores.exclusions import (
+    add_bias,
+    exclude_exact_cells,
+    exclude_groups_and_mask,
+    exclude_similar,
+    load_thresholds,
+)
 from fastqt.kernels.scores.mainloop import score_tile
 
 LEAST = tl.constexpr(float("-inf"))
@@ -33,6 +39,7 @@ def exponentials_of_block(
     groups,
     cell_mask,
     norms,  # the inverse norms of all rows and of the block's columns, or None
+    thresholds,  # as scores_kernel takes them, or None
     of_tiles,  # (blocks of columns, rows): the maxima of E's tiles, and their sums against these
     out,  # (rows, M): E, and its row stride
     EXCLUDE_DIAGONAL: tl.constexpr,
@@ -51,8 +58,11 @@ def exponentials_of_block(
     mask_n = offs_n < N - start_n
     row = first_n + start_n + offs_n
 
+    row_norm = None
     if norms[0] is not None:
-        scale_log2 = (scale_log2 * tl.load(norms[0] + row, mask=mask_n, other=0.0))[:, None]
+        row_norm = tl.load(norms[0] + row, mask=mask_n, other=0.0)
+        scale_log2 = (scale_log2 * row_norm)[:, None]
+    row_thresholds = load_thresholds(thresholds, row, mask_n, row_norm)
 
     # A value that the compiler moved out of this loop would be kept in registers during the products.
     for block_m in tl.range(number, tl.cdiv(M, BLOCK_M), splits, disable_licm=True):
@@ -83,6 +93,7 @@ def exponentials_of_block(
             scores *= load_once(norms[1], columns)[None, :]
 
         x = add_bias(scores_log2(scores, scale_log2, None, mask_n, ROW_MAX), bias, start_m, offs_m, mask_m)
+        x = exclude_similar(x, scores, row_thresholds)
         x = tl.where(mask_m[None, :], x, LEAST)
 
         corner, indices = (first_n + start_n, start_m), (row, start_m + offs_m)

@@ -19,7 +19,9 @@ from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
     exclude_groups_and_mask,
+    exclude_similar,
     load_row_targets,
+    load_thresholds,
 )
 from fastqt.kernels.scores.mainloop import score_tile
 from fastqt.kernels.scores.tile import Tile
@@ -68,6 +70,7 @@ def row_products_kernel(
     mask=None,
     query_inverse_norms=None,
     candidate_inverse_norms=None,
+    thresholds=None,
 ):
     if FAR:
         stride_qn, stride_qd = strides_of_64_bits((stride_qn, stride_qd))
@@ -90,8 +93,11 @@ def row_products_kernel(
     # Nearly all programs end here.
     if tl.max(written.to(tl.int32), 0) > 0:
         scale_log2 = tl.load(scale) * LOG2_E
+        row_norm = None
         if query_inverse_norms is not None:
-            scale_log2 = (scale_log2 * tl.load(query_inverse_norms + row, mask=mask_n, other=0.0))[:, None]
+            row_norm = tl.load(query_inverse_norms + row, mask=mask_n, other=0.0)
+            scale_log2 = (scale_log2 * row_norm)[:, None]
+        row_thresholds = load_thresholds(thresholds, row, mask_n, row_norm)
 
         row_shift = tl.load(row_shift_log2 + row, mask=mask_n, other=0.0)
         row_targets = None
@@ -135,6 +141,7 @@ def row_products_kernel(
 
             x = scores_log2(scores, scale_log2, row_shift, mask_n, EXP)
             x = add_bias(x, bias, start_m, offs_m, mask_m)
+            x = exclude_similar(x, scores, row_thresholds)
             x = tl.where(mask_m[None, :], x, float("-inf"))
 
             corner, indices = (first_n + start_n, start_m), (row, start_m + offs_m)
@@ -216,6 +223,7 @@ def multiply_overflowed_rows(
             mask=tile.mask,
             query_inverse_norms=tile.query_inverse_norms,
             candidate_inverse_norms=tile.candidate_inverse_norms,
+            thresholds=tile.thresholds,
             num_warps=4 if unit == 4 else 8,
             num_stages=2,
             enable_fp_fusion=True,

@@ -75,6 +75,7 @@ def row_shifts_kernel(
     BLOCK: tl.constexpr,
     query_inverse_norms=None,  # (N,) float32, given with the following: scores are cosines
     candidate_inverse_norms=None,  # (M,) float32
+    thresholds=None,  # (N,) float32, with which row negatives that are embeddings are compared
 ):
     """One row per program: scores of its exact cells, and the shift of its exponentials.
 
@@ -187,7 +188,13 @@ def row_shifts_kernel(
                 norm = tl.maximum(tl.sqrt(tl.sum(square, 0)), 1e-12)
             tl.store(row_negative_norms + i, norm)
 
-        score = s * tl.sum(dot, 0) / norm
+        product = tl.sum(dot, 0) / norm
+        score = s * product
+        if thresholds is not None:
+            similar = product
+            if query_inverse_norms is not None:
+                similar *= tl.load(query_inverse_norms + i)
+            score = tl.where(similar > tl.load(thresholds + i), float("-inf"), score)
         tl.store(row_negative_scores + i, score)
         exact_max = tl.maximum(exact_max, score)
 
@@ -269,6 +276,7 @@ def choose_row_shifts(
             BLOCK=block(D, 1024),
             query_inverse_norms=inverse_norms[0],
             candidate_inverse_norms=inverse_norms[1],
+            thresholds=p.thresholds,
             num_warps=4,
             enable_fp_fusion=True,
         )

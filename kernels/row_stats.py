@@ -112,6 +112,7 @@ def row_stats_kernel(
     query_inverse_norms=None,  # (all rows,) float32, given with the two following: scores are cosines
     candidate_inverse_norms=None,  # (M,) float32
     negative_inverse_norms=None,  # (K,) float32
+    thresholds=None,  # (all rows,) float32, as scores_kernel takes them
     out=None,  # (N, M + K): E
 ):
     """Losses of a block of rows and dL/dS at their exact cells, with other shifts where theirs overflowed."""
@@ -156,7 +157,7 @@ def row_stats_kernel(
         strides = (stride_cm * UNIT, stride_cd), (stride_km * UNIT, stride_kd)
         inverse_norms = candidate_inverse_norms, negative_inverse_norms
 
-        # To the scores of negatives nothing is added, and none of their cells is excluded.
+        # To the scores of negatives nothing is added, and thresholds alone exclude cells of them.
         for part in tl.static_range(PARTS):
             first = tl.cast(blocks_before[part], tl.int64) * N
             exponentials_of_block(
@@ -173,6 +174,7 @@ def row_stats_kernel(
                 (query_groups, candidate_groups) if part == 0 else (None, None),
                 (mask, stride_mask_n, stride_mask_m) if part == 0 else (None, 0, 0),
                 (query_inverse_norms, inverse_norms[part]),
+                thresholds,
                 (repaired_maxima + first, repaired_row_sums + first),
                 (out + columns_before[part] if out is not None else None, stride_out_n),
                 EXCLUDE_DIAGONAL and part == 0,
@@ -302,6 +304,7 @@ def row_stats(
             query_inverse_norms=tile.query_inverse_norms,
             candidate_inverse_norms=tile.candidate_inverse_norms,
             negative_inverse_norms=others[0].candidate_inverse_norms if others else None,
+            thresholds=tile.thresholds,
             out=exponentials,
             num_warps=REPAIR.warps,
             enable_fp_fusion=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE, ROW_SCORE
+from fastqt.kernels.cells import LN_2, NO_ROW_NEGATIVE
 
 
 @triton.jit
@@ -64,8 +64,8 @@ def conclude_rows(
     if ROW_NEGATIVE != NO_ROW_NEGATIVE:
         row_negative_score = tl.load(row_negative_scores + row, mask=inside, other=0.0).to(tl.float64)
         of_row_negative = tl.exp(row_negative_score - shift)
-        if ROW_NEGATIVE == ROW_SCORE:  # -inf is no cell, also where nothing else is left of a row
-            of_row_negative = tl.where(row_negative_score == float("-inf"), 0.0, of_row_negative)
+        # -inf is no cell, also where nothing else is left of a row.
+        of_row_negative = tl.where(row_negative_score == float("-inf"), 0.0, of_row_negative)
         others += of_row_negative
 
     first = tl.load(target_starts + row, mask=inside, other=0)

@@ -138,6 +138,29 @@ CASES = (
         ),
     ),
     Case(
+        "bf16, thresholds",
+        thresholds=True,
+        wanted=("scores_kernel out tile_row_sums thresholds", "row_stats_kernel out thresholds"),
+    ),
+    Case(
+        "tf32, low, thresholds, row negatives",
+        dtype="float32",
+        memory="low",
+        thresholds=True,
+        row_negatives="given",
+        wanted=(
+            "row_shifts_kernel thresholds",
+            "scores_kernel row_factors thresholds",
+            "row_products_kernel thresholds",
+        ),
+    ),
+    Case(
+        "sigmoid, bf16, thresholds",
+        thresholds=True,
+        link="sigmoid",
+        wanted=("scores_kernel EPILOGUE=SIGMOID thresholds",),
+    ),
+    Case(
         "bf16, low, groups",
         memory="low",
         groups=True,

@@ -43,6 +43,38 @@ COSINES = (
         wanted=("row_stats_kernel query_inverse_norms negative_inverse_norms",),
     ),
     Case(
+        "cosines, bf16, thresholds",
+        thresholds=True,
+        normalize=True,
+        wanted=(
+            "scores_kernel EPILOGUE=ROW_MAX query_inverse_norms thresholds",
+            "scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms thresholds",
+            "row_stats_kernel query_inverse_norms thresholds",
+        ),
+    ),
+    Case(
+        "cosines, bf16, thresholds, biases",
+        thresholds=True,
+        bias=True,
+        normalize=True,
+        wanted=("scores_kernel EPILOGUE=EXP out tile_row_sums query_inverse_norms bias thresholds",),
+    ),
+    Case(
+        "cosines, bf16, low, thresholds, groups, mask",
+        N=4000,
+        memory="low",
+        thresholds=True,
+        groups=True,
+        mask=True,
+        row_negatives="mixed",
+        normalize=True,
+        wanted=(
+            "row_shifts_kernel query_inverse_norms thresholds",
+            "scores_kernel EPILOGUE=EXP row_factors out query_inverse_norms thresholds",
+            "row_products_kernel query_inverse_norms thresholds",
+        ),
+    ),
+    Case(
         "cosines, tf32",
         dtype="float32",
         normalize=True,

@@ -1,7 +1,7 @@
 """Biases, and cells that are removed from a tile: their score becomes -inf, so that E is 0 there.
 
 Removed are the exact cells, which the row kernels compute one by one from float32 scores (targets, and the
-diagonal where it is replaced), and the cells that a mask or equal groups exclude.
+diagonal where it is replaced), and the cells that a threshold, a mask or equal groups exclude.
 """
 
 from __future__ import annotations
@@ -24,6 +24,34 @@ def add_bias(
     if bias is not None:
         of_columns = tl.load(bias + start_m + offs_m, mask=mask_m, other=0.0) * LOG2_E
         x += of_columns[None, :]
+    return x
+
+
+@triton.jit
+def load_thresholds(
+    thresholds,  # (all rows,) float32, or None
+    row,  # (BLOCK_N,)
+    mask_n,
+    row_norm,  # (BLOCK_N,): inverse norms, with which thresholds are those of cosines, or None
+):
+    """What the products of each row are compared with, which lack the row's inverse norm."""
+    of_rows = None
+    if thresholds is not None:
+        of_rows = tl.load(thresholds + row, mask=mask_n, other=float("inf"))
+        if row_norm is not None:
+            of_rows /= row_norm
+    return of_rows
+
+
+@triton.jit
+def exclude_similar(
+    x,  # (BLOCK_N, BLOCK_M)
+    products,  # (BLOCK_N, BLOCK_M): of the rows, times the inverse norms of columns
+    row_thresholds,  # what load_thresholds returns
+):
+    """Removes cells whose similarity is above the threshold of their row; a NaN is above none."""
+    if row_thresholds is not None:
+        x = tl.where(products > row_thresholds[:, None], float("-inf"), x)
     return x
 
 

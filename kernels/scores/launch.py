@@ -178,6 +178,7 @@ def _launch(
             mask=tile.mask,
             query_inverse_norms=tile.query_inverse_norms,
             candidate_inverse_norms=tile.candidate_inverse_norms,
+            thresholds=tile.thresholds,
             **operands,
             num_warps=config.warps,
             enable_fp_fusion=True,

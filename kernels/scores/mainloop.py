@@ -39,7 +39,9 @@ from fastqt.kernels.scores.exclusions import (
     add_bias,
     exclude_exact_cells,
     exclude_groups_and_mask,
+    exclude_similar,
     load_row_targets,
+    load_thresholds,
 )
 from fastqt.kernels.tf32 import rounded_to_tf32
 
@@ -165,6 +167,7 @@ def scores_kernel(
     mask=None,  # (all rows, all columns) bool
     query_inverse_norms=None,  # (all rows,) float32, given with the following: scores are cosines
     candidate_inverse_norms=None,  # (M,) float32
+    thresholds=None,  # (all rows,) float32, of scores that are neither scaled nor biased
 ):
     blocks_n = tl.cdiv(N, BLOCK_N)
     blocks_m = tl.cdiv(M, BLOCK_M)
@@ -201,6 +204,7 @@ def scores_kernel(
             row_factor = tl.load(row_factors + row, mask=mask_n, other=0.0)
         if query_inverse_norms is not None:
             row_norm = tl.load(query_inverse_norms + row, mask=mask_n, other=0.0)
+        row_thresholds = load_thresholds(thresholds, row, mask_n, row_norm)
         if target_starts is not None:
             targets = target_starts, target_columns, lowest_targets, highest_targets
             row_targets = load_row_targets(targets, row, mask_n)
@@ -230,6 +234,7 @@ def scores_kernel(
             tile_scale = (scale_log2 * row_norm)[:, None]
         x = scores_log2(scores, tile_scale, row_shift, mask_n, EPILOGUE)
         x = add_bias(x, bias, start_m, offs_m, mask_m)
+        x = exclude_similar(x, scores, row_thresholds)
         # Rows without targets, and rows beyond the end: an infinite bias must not make NaN of their 0.
         if bias is not None and EPILOGUE == EXP:
             x = tl.where(row_shift[:, None] == float("inf"), float("-inf"), x)

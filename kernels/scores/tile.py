@@ -31,6 +31,7 @@ class Tile:
     bias: Tensor | None = None  # (columns,) float32
     query_inverse_norms: Tensor | None = None  # (N,) float32, given with the following: scores are cosines
     candidate_inverse_norms: Tensor | None = None  # (columns,) float32
+    thresholds: Tensor | None = None  # (N,) float32, of similarities: those of a row above its own leave
     rounded: bool = False  # whether the queries and candidates of products in TF32 are rounded to it
 
 

@@ -29,14 +29,14 @@ ALL = {
     80: (
         *("plain", "single", "deep", "low", "groups and mask", "bias, row negatives", "row scores, listed"),
         "overflow, negatives",
-        *("smoothed", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
+        *("smoothed", "margin", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
     ),
     90: (
         *("half", "TF32", "TF32, clip", "odd width", "odd width, copied, low", "groups and mask, low"),
         *("negatives, scale", "mixed", "dense", "overflow", "sigmoid, low", "log-sum-exp", "clip"),
         "TF32, log-sum-exp",
-        *("released MixCSE", "descriptors", "descriptors, sigmoid, low"),
+        *("margin, cosines, low", "released MixCSE", "descriptors", "descriptors, sigmoid, low"),
     ),
 }
 

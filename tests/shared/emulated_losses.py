@@ -142,6 +142,11 @@ LOSSES = {
     ),
     "dense": Loss(dtype="float16", N=50, M=50, options={"targets": dense, "diagonal": "keep", "scale": 0.2}),
     "smoothed": Loss(N=50, M=140, options={"targets": smoothed, "diagonal": "keep", "scale": 0.2}),
+    "margin": Loss(K=70, options={**KEEP, "scale": 0.3, "exclude": fastqt.Margin(2.0)}),
+    "margin, cosines, low": Loss(
+        row_negatives=True,
+        options={**KEEP, "scale": 20.0, "normalize": True, "memory": "low", "exclude": fastqt.Margin(0.4)},
+    ),
     "cosines": Loss(options={**KEEP, "scale": 20.0, "normalize": True}),
     "overflow": Loss(spread=4.0, N=130, options={**KEEP, "scale": 5.0}),
     "overflow, negatives": Loss(dtype="float16", spread=4.0, K=140, options={**KEEP, "scale": 2.0}),

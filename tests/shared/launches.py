@@ -64,6 +64,7 @@ class Case:
     negatives: int = 0
     groups: bool = False
     mask: bool = False
+    thresholds: bool = False
     scale: bool = False  # has a gradient
     bias: bool = False
     link: str = "softmax"
@@ -385,4 +386,5 @@ def general_problem_of(case: Case) -> Problem:
         link=case.link,
         normalize=case.normalize,
         row_scores=torch.empty(N, dtype=torch.float32) if case.row_negatives == "scores" else None,
+        thresholds=torch.empty(N, dtype=torch.float32) if case.thresholds else None,
     )

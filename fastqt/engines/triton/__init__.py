@@ -18,7 +18,7 @@ from fastqt.devices import TRITON_COMPILES_FOR, is_described, why_too_old
 from fastqt.engines.engine import Engine
 from fastqt.engines.features import COLUMNS, FEATURES, MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES
 from fastqt.engines.triton import operands as memory
-from fastqt.problem import AnyProblem, ClipProblem, ThreeBlockProblem, room_of
+from fastqt.problem import AnyProblem, ClipProblem, Problem, ThreeBlockProblem, room_of
 
 # Importing Triton takes a second, so the modules with kernels are imported when they are first used.
 INSTALLED = find_spec("triton") is not None
@@ -32,6 +32,11 @@ def _why_not_here(p: AnyProblem | None, device: torch.device, dtype: torch.dtype
         return f"the tensors are on {device}, where Triton only runs with TRITON_INTERPRET=1"
     if device.type not in ("cpu", *TRITON_COMPILES_FOR):
         return f"the tensors are on {device}, for which its kernels have never been compiled"
+    if isinstance(p, Problem) and p.thresholds is not None:
+        if memory.needs_whole_rows(p):
+            return "it does not know thresholds where any candidate may be a target"
+        if p.normalize and dtype is torch.float16:
+            return "it would compare thresholds with cosines of rows that are rounded to float16"
     return why_too_old(device)  # Triton makes no matrix instructions there, and spills registers.
 
 
@@ -86,7 +91,7 @@ def _normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 
 ENGINE = Engine(
     "triton",
-    takes=FEATURES - {MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES, "thresholds", COLUMNS},
+    takes=FEATURES - {MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES, COLUMNS},
     of_kind=_of_kind,
     dtype_for=lambda p, dtype: dtype,
     normalizes=_normalizes,

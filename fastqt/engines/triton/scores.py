@@ -63,7 +63,8 @@ class Scores:
 
         shape = operands.N, operands.width, operands.copies.width
         wide = p.normalize and (p.mask is not None or both_ways)
-        heavy = p.mask is not None or p.link == "sigmoid" or wide
+        crowded = p.normalize and p.bias is not None and p.thresholds is not None
+        heavy = p.mask is not None or p.link == "sigmoid" or wide or crowded
         few_columns = pairs is not None or p.normalize
         self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, few_columns, wide)
 
@@ -104,6 +105,7 @@ class Scores:
         of_operands: dict[str, Any] = {
             "query_inverse_norms": of_queries,
             "candidate_inverse_norms": of_columns,
+            "thresholds": p.thresholds,
             "rounded": self.operands.copies.rounded,
         }
 

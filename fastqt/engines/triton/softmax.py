@@ -145,6 +145,7 @@ def _sampled_maxima(scores: Scores) -> Tensor | None:
         bias=bias,
         query_inverse_norms=of_queries,
         candidate_inverse_norms=None if of_sample is None else of_sample.contiguous(),
+        thresholds=p.thresholds,
         rounded=o.copies.rounded,
     )
     max_scores(tile, o.copies.queries, o.scale, maxima, config)

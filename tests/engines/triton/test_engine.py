@@ -488,6 +488,20 @@ def test_biases_gradient_in_half_precision(memory):
         assert relative(gradient, case.expected(inputs).bias) < 2 * THREE_ROUNDINGS[torch.bfloat16]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "options", "reason"),
+    [
+        (torch.float16, {"normalize": True, "targets": torch.arange(3)}, "rounded to float16"),
+        (torch.float32, {"targets": torch.eye(3)}, "where any candidate may be a target"),
+    ],
+)
+def test_refuses_thresholds_that_its_scores_do_not_fit(dtype, options, reason):
+    x, above = torch.randn(2, 3, 4, dtype=dtype), fastqt.Above(torch.zeros(3))
+    with pytest.raises(ValueError, match=reason):
+        fastqt.contrastive_loss(*x, **options, diagonal="keep", exclude=above, backend="triton")
+    assert fastqt.contrastive_loss(*x, **options, diagonal="keep", exclude=above).isfinite()
+
+
 def test_refuses_float64():
     queries = torch.randn(4, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="'triton' is not available: it has no float64"):
