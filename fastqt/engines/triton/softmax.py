@@ -133,10 +133,12 @@ def _sampled_maxima(scores: Scores) -> Tensor | None:
     o, p = scores.operands, scores.operands.p
     if o.M <= 4 * SAMPLE:
         return None
+
     every = slice(None, SAMPLE * (o.M // SAMPLE), o.M // SAMPLE)
     bias = None if p.bias is None else p.bias[every].contiguous()
     config = sample_config(scores.config)
     maxima = p.queries.new_empty(column_tiles(SAMPLE, config), o.N, dtype=torch.float32)
+
     of_queries, of_sample = scores.norms.of_pair(o.blocks[0], every)
     tile = Tile(
         0,

@@ -143,8 +143,10 @@ def test_random_problems_in_bfloat16(products, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [*((dtype, "cpu") for dtype in DTYPES), ("bfloat16", "torch"), ("float32", "reference")],
+)
 def test_random_problems(dtype, backend):
     run_in_a_process(
         "problems", backend, dtype, "5000", "150", products="own" if backend == "cpu" else "torch"

@@ -60,7 +60,7 @@ def test_the_loss_and_its_gradients():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_random_problems_in_every_order(arithmetic, schedule):
     """Widths that are no multiple of a vector, negatives of rows, mixes, weights, all diagonals."""
-    for seed in range(ARITHMETICS.index(arithmetic), 12, len(ARITHMETICS)):
+    for seed in range(ARITHMETICS.index(arithmetic), 8, len(ARITHMETICS)):
         p, blocks = random_problems.make(seed)
         check(unchanged(arithmetic), p, blocks, schedule=schedule, seed=seed)
 

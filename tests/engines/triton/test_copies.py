@@ -66,6 +66,7 @@ def test_is_the_oracles(case, memory, copied):
 @by_memory
 @pytest.mark.parametrize("D", [1, 7, 50, 100, 300])
 @pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.pairwise
 @pytest.mark.thinned(12)
 def test_of_every_width(D, memory, dtype, normalize, copied):
     generator = torch.Generator().manual_seed(D)

@@ -82,6 +82,7 @@ def inputs_of(case: Case, dtype: torch.dtype, normalize: bool) -> dict[str, torc
 @by_memory
 @by_case
 @by_normalize
+@pytest.mark.pairwise
 @pytest.mark.thinned(17)
 def test_is_the_oracles(case, memory, normalize):
     assert_oracles(case, inputs_of(case, torch.float32, normalize), memory, normalize=normalize)
