@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +118,30 @@ def warm_up(
     return Compiled(kernels, target_of(gpu), time.perf_counter() - begin)
 
 
+def compile_ahead(
+    calls: Iterable[Callable[[], object]], *, target: str | None = None, workers: int | None = None
+) -> tuple[str, ...]:
+    """Compiles what calls of losses launch, at once in as many threads as there are processors.
+
+    An error of a call or of the compiler is left to the call that is made afterwards, which has it too.
+
+    Args:
+        calls: of losses whose tensors are the host's and stand for those of the GPU.
+        target, workers: as of `warm_up`.
+
+    Returns:
+        the names of the kernels.
+    """
+    with _triton_for(target) as gpu:
+        with _Compiler(workers) as compiler, compiler.takes_launches(), described(gpu):
+            for call in calls:
+                try:
+                    call()
+                except Exception:  # of any kind: where the call is made, it is raised again
+                    continue
+        return compiler.compiled_kernels()
+
+
 class _Compiler:
     """Compiles each kernel that is handed over once, in threads."""
 
@@ -145,6 +169,10 @@ class _Compiler:
         """
         names = {compiled.result().hash: name for name, compiled in self._compiled.values()}
         return tuple(sorted(names.values()))
+
+    def compiled_kernels(self) -> tuple[str, ...]:
+        """The names of those that could be compiled, one for each kind of launch."""
+        return tuple(sorted(name for name, made in self._compiled.values() if made.exception() is None))
 
     def _compile(self, kernel: Any, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if key not in self._compiled:

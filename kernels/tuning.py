@@ -48,12 +48,14 @@ def score_config(
     heavy: bool = False,
     few_columns: bool = False,
     wide: bool = False,
+    of_columns: bool = False,
 ) -> Config:
     """The tiles for (N, D) queries against (M, D) candidates.
 
     The first entry of the GPU's table that covers the problem and has its epilogue is used. A heavy epilogue,
     that of a sigmoid or of a mask, needs the registers that a large tile takes. One that sums up columns, or
-    reads a value of each, is better off with few of them; a wide one reads several.
+    reads a value of each, is better off with few of them; a wide one reads several. One that adds a bias or
+    compares groups `of_columns` has room for the largest tile on Hopper, and not on Blackwell.
     """
     if INTERPRETED or (device.type != "cuda" and not is_described()):
         return WHEN_INTERPRETED
@@ -72,7 +74,9 @@ def score_config(
         return NARROW[dtype]
 
     tiles = cdiv(N, HOPPER.rows) * cdiv(M, HOPPER.columns)
-    large = generation(gpu) == 9 and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
+    plain = not (few_columns or of_columns)
+    has_room = generation(gpu) == 9 or (generation(gpu) == 10 and plain)
+    large = has_room and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     if not large or heavy:
         return DEFAULT[dtype]
     return HOPPER_TALL if few_columns else HOPPER

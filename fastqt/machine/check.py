@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import platform
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from fastqt._version import __version__
+from fastqt.compiling import compile_ahead
+from fastqt.devices import AMD
 from fastqt.engines import report
 from fastqt.errors import InputError
 from fastqt.machine import times
 from fastqt.machine.cases import CASES, QUICK_CASES
 from fastqt.machine.verdicts import (
     DTYPES,
+    Question,
     Truths,
     Verdict,
     answer,
@@ -108,17 +114,43 @@ def check_device(device: torch.device, quick: bool, end: float) -> list[Verdict]
     print(HEADER)
 
     truths, verdicts = Truths(), []
-    for question in questions(device, engines, QUICK_CASES if quick else CASES, DTYPES):
-        if time.monotonic() < end:
-            verdicts.append(answer(question, truths))
-        else:
-            verdicts.append(Verdict(question, "not reached", {}))
+    asked = list(questions(device, engines, QUICK_CASES if quick else CASES, DTYPES))
+    for _, of_case in groupby(asked, key=lambda question: question.case.name):
+        about = list(of_case)
+        if device.type == "cuda" and "triton" in engines and time.monotonic() < end:
+            compile_kernels(device, about)
+        for question in about:
+            if time.monotonic() < end:
+                verdicts.append(answer(question, truths))
+            else:
+                verdicts.append(Verdict(question, "not reached", {}))
+            _show_progress(len(verdicts), len(asked))
 
     for engine in engines:
         for dtype in DTYPES:
             rows = [v for v in verdicts if v.question.engine == engine and v.question.dtype is dtype]
             print(_row(engine, name_of(dtype), rows), flush=True)
     return verdicts
+
+
+def compile_kernels(device: torch.device, about: Sequence[Question], target: str | None = None) -> int:
+    """Compiles the Triton kernels that the answers to some questions launch, and returns how many these are.
+
+    One after the other they would take most of the time of a check on a GPU that has compiled none yet.
+    """
+    if AMD:  # whose kernels are compiled when they are first launched
+        return 0
+    of_triton = [question for question in about if question.engine == "triton"]
+    on_device = torch.cuda.device(device) if target is None else contextlib.nullcontext()
+    with on_device:
+        return len(compile_ahead([question.stand_in for question in of_triton], target=target))
+
+
+def _show_progress(done: int, of_all: int) -> None:
+    """How many questions are answered, for who watches."""
+    if sys.stderr.isatty():
+        end = "\r" if done < of_all else "\r\033[K"
+        print(f"  {done} of {of_all} checks" if done < of_all else "", end=end, file=sys.stderr, flush=True)
 
 
 def description(device: torch.device) -> str:

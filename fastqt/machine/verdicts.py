@@ -37,6 +37,11 @@ class Question:
     memory: str
     reduction: str
 
+    def stand_in(self) -> dict[str, Tensor]:
+        """What answers it, of tensors of the host that stand for those of the device, by any engine."""
+        options = {"memory": self.memory, "reduction": self.reduction}
+        return results(lambda **x: self.case.loss(**x, **options), rounded(self.case.make(), self.dtype))
+
     def __str__(self) -> str:
         of_rows = ", rows" if self.reduction == "none" else ""
         return f"{self.case.name}, {name_of(self.dtype)}, memory={self.memory}{of_rows}"
@@ -78,11 +83,10 @@ class Truths:
         if key == self._key:
             return self._inputs, self._exact, self._bounds
 
-        # A scale that is learnt is a parameter, which is float32 whatever the embeddings are.
-        rounded = {name: x.to(q.dtype) if x.ndim else x for name, x in q.case.make().items()}
+        of_dtype = rounded(q.case.make(), q.dtype)
         formula = q.case.formula
-        exact = results(lambda **x: _reduced(formula(**x), q), {n: x.double() for n, x in rounded.items()})
-        inputs = {name: x.to(q.device) for name, x in rounded.items()}
+        exact = results(lambda **x: _reduced(formula(**x), q), {n: x.double() for n, x in of_dtype.items()})
+        inputs = {name: x.to(q.device) for name, x in of_dtype.items()}
         eager = results(lambda **x: _reduced(formula(**x), q), inputs)
 
         bounds = {}
@@ -90,6 +94,11 @@ class Truths:
             bounds[name] = EAGER_FACTOR * error + floor(name, exact[name], q.dtype)
         self._key, self._bounds, self._exact, self._inputs = key, bounds, exact, inputs
         return inputs, exact, bounds
+
+
+def rounded(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Inputs in a dtype, but for a scale that is learnt: whatever the embeddings are, it is float32."""
+    return {name: x.to(dtype) if x.ndim else x for name, x in inputs.items()}
 
 
 def floor(name: str, exact: Tensor, dtype: torch.dtype) -> float:

@@ -56,6 +56,14 @@ def test_large_tiles_where_there_are_enough(config_for):
     }
 
 
+def test_a_b200_has_large_tiles_where_nothing_is_read_of_columns(config_for, monkeypatch):
+    b200 = SimpleNamespace(**{**vars(H100), "name": "a B200", "major": 10, "multi_processor_count": 148})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: b200)
+    assert config_for(8192) == tuning.HOPPER
+    for epilogue in ("few_columns", "of_columns", "heavy"):
+        assert config_for(8192, **{epilogue: True}) == tuning.DEFAULT[torch.bfloat16], epilogue
+
+
 def test_an_amd_gpu_is_no_hopper(config_for, monkeypatch):
     """It has a compute capability of 9.4, as torch says, and LDS of 64 KiB, of which a block can have all."""
     amd = SimpleNamespace(name="an MI300X", major=9, minor=4, multi_processor_count=304)

@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ from fastqt.machine import cases, check, times, verdicts
 from fastqt.machine.verdicts import Question, Truths, answer
 from fastqt.problem import Problem
 from fastqt.sentences.cli import main
+from tests.csrc.building import ROOT
 
 CPU = torch.device("cpu")
 QUICK = ["check", "--quick", "--device", "cpu"]
@@ -101,6 +105,40 @@ def test_what_is_not_reached_is_told(capsys, monkeypatch):
     clock = itertools.chain([0.0], itertools.repeat(1e9))
     assert main(QUICK) == 1
     assert "WRONG: nothing was checked on cpu, because the time was over" in capsys.readouterr().out
+
+
+COMPILED = """
+from dataclasses import replace
+import torch
+from fastqt.machine import cases, check, verdicts
+from tests.shared.warmed import compiling_by
+
+def refuses(**inputs):
+    raise RuntimeError
+
+sources = []
+with compiling_by(lambda source, target, options: sources.append(source.fn.__name__)):
+    for case in (replace(cases.QUICK_CASES[0], loss=refuses), *cases.QUICK_CASES):
+        asked = list(verdicts.questions(torch.device("cuda"), ["triton", "torch"], [case], verdicts.DTYPES))
+        before = len(sources)
+        check.compile_kernels(torch.device("cuda"), asked, target="sm_90")
+        print(case.loss is refuses, len(sources) - before, "scores_kernel" in sources[before:])
+"""
+
+
+def test_the_kernels_of_a_case_are_compiled_before_it_is_asked_about():
+    """Each kind of each kernel once, also where another case has an error."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILED], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    refused, *by_case = run.stdout.splitlines()
+    assert refused == "True 0 False", run.stderr
+    assert len(by_case) == len(cases.QUICK_CASES)
+    for line in by_case:
+        raises, count, has_scores = line.split()
+        assert (raises, has_scores) == ("False", "True")
+        assert int(count) > 5
 
 
 def test_converged_inputs_are_converged():

@@ -66,7 +66,10 @@ class Scores:
         crowded = p.normalize and p.bias is not None and p.thresholds is not None
         heavy = p.mask is not None or p.link == "sigmoid" or wide or crowded
         few_columns = pairs is not None or p.normalize
-        self.config = score_config(p.queries.device, p.queries.dtype, *shape, heavy, few_columns, wide)
+        of_columns = p.bias is not None or p.query_groups is not None
+        self.config = score_config(
+            p.queries.device, p.queries.dtype, *shape, heavy, few_columns, wide, of_columns
+        )
 
         self.groups = _numbered(p.query_groups, p.candidate_groups)
         self.cells = _exact_cells(operands, self.norms)
