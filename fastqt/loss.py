@@ -7,7 +7,7 @@ A loss is a function that is called with the checked arguments of a call before 
         ...
 
 What a user calls has the signature without `call`. Its arguments are checked by what `fastqt.arguments`
-declares of their types, and by the loss's own function `check` where some of them have to fit each other.
+declares of their types, and by the loss's own functions `check` where some of them have to fit each other.
 With a group all ranks check before any goes on, and all raise what one has found wrong. The body is called
 with arguments that are right, once, or with `matryoshka` once for each prefix.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Concatenate, ParamSpec
 
@@ -128,7 +128,7 @@ class Declaration:
         self,
         body: Callable[..., Tensor],
         module: str | None,
-        check: Callable[..., Any] | None,
+        checks: Sequence[Callable[..., Any]],
         sums_prefixes: bool,
     ) -> None:
         hints = typing.get_type_hints(body, localns={"GroupLike": Any}, include_extras=True)
@@ -155,8 +155,8 @@ class Declaration:
         } | {f"{name} given": (name, is_given) for name in self.embeddings if name in self.optional}
         self.local = [name for name, x in self.others.items() if x.is_local]
         self.leaves = [*self.embeddings, *(name for name, x in self.others.items() if x.is_leaf)]
-        self.check_together = check
-        self.together = [] if check is None else list(inspect.signature(check).parameters)
+        self.checks = [(check, list(inspect.signature(check).parameters)) for check in checks]
+        self.together = list(dict.fromkeys(name for _, names in self.checks for name in names))
         # Where none of the arguments that a check compares is given, their defaults fit each other. It may
         # read the first embeddings beside them.
         wanted = [name for name in self.together if name in known and name not in self.defaults]
@@ -243,7 +243,7 @@ class Declaration:
                     sizes.update(argument.counts(values[name]))
             known = known._replace(sizes=sizes)
         compares = ranks is not None or not self.read_together.isdisjoint(named)
-        if self.check_together is not None and compares:
+        if compares:
             self.fit(values, known)
         return known
 
@@ -258,9 +258,9 @@ class Declaration:
 
     def fit(self, values: dict[str, Any], known: Known) -> None:
         """Checks that arguments fit each other, and puts what the loss reads in place of them."""
-        assert self.check_together is not None
-        read = {name: known if name == "known" else values[name] for name in self.together}
-        values.update(self.check_together(**read) or {})
+        for check, names in self.checks:
+            read = {name: known if name == "known" else values[name] for name in names}
+            values.update(check(**read) or {})
 
     @property
     def of_batch(self) -> set[str]:
@@ -280,7 +280,7 @@ class Declaration:
                 continue
             if value is not None or name not in self.optional:
                 values[name] = argument.check(name, value, NO_BATCH)
-        if self.check_together is not None and not self.of_batch.intersection(self.together):
+        if not self.of_batch.intersection(self.together):
             self.fit(values, NO_BATCH)
         if options.get("group") is not None:
             as_group(options["group"])
@@ -406,22 +406,23 @@ def loss(
     module: str | None = None,
     /,
     *,
-    check: Callable[..., Mapping[str, Any] | None] | None = None,
+    check: Callable[..., Mapping[str, Any] | None] | Sequence[Callable[..., Any]] = (),
     sums_prefixes: bool = True,
 ) -> Callable[[Callable[Concatenate[Arguments, P], Tensor]], Callable[P, Tensor]]:
     """Makes a public loss of a body that takes `Arguments` before its own.
 
     Args:
         module: the name of its module in `fastqt.nn`, if it has one.
-        check: raises for arguments that do not fit each other. Its parameters are names of the loss's, of
-            which it is given the values, and `known`, what is known of the embeddings. It may return values
-            that the body reads in place of those.
+        check: raises for arguments that do not fit each other, or several functions that do. Their parameters
+            are names of the loss's, of which they are given the values, and `known`, what is known of the
+            embeddings. They may return values that the body reads in place of those.
         sums_prefixes: whether the body is called for each prefix of `matryoshka`, with the first columns of
             all embeddings; otherwise it is given the prefixes.
     """
 
     def declare(body: Callable[Concatenate[Arguments, P], Tensor]) -> Callable[P, Tensor]:
-        declaration = Declaration(body, module, check, sums_prefixes)
+        checks = (check,) if callable(check) else check
+        declaration = Declaration(body, module, checks, sums_prefixes)
 
         def called(*arguments: P.args, **options: P.kwargs) -> Tensor:
             if torch.compiler.is_compiling():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastqt.arguments import Known, OwnRows, Rows, Scale
+from fastqt.arguments import OwnRows, Rows, Scale
 from fastqt.distributed.group import GroupLike
-from fastqt.exclusions import ExcludeLike, Exclusions
+from fastqt.exclusions import ExcludeLike
 from fastqt.functional.computed import loss_of
 from fastqt.functional.fitting import (
     Bias,
@@ -14,36 +14,17 @@ from fastqt.functional.fitting import (
     GivenTargets,
     RowNegatives,
     RowScores,
-    check_exclusions_fit,
-    check_similarity_fits,
-    targets_of,
+    fit_exclusions,
+    fit_similarity,
+    fit_targets,
+    fit_targets_of_cells,
 )
 from fastqt.loss import Arguments, loss
 from fastqt.matryoshka import MatryoshkaLike
-from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Reduction, Similarity, TargetReduction
-from fastqt.targets import Targets, TargetsLike
 
 
-def _fit_contrastive(
-    queries: Tensor,
-    targets: TargetsLike | None,
-    context_size: int | None,
-    document_ids: Tensor | None,
-    diagonal: DiagonalMode,
-    similarity: Similarity,
-    negatives: Tensor | None,
-    row_negatives: Tensor | Mixed | None,
-    exclude: Exclusions | None,
-    group: GroupLike | None,
-    known: Known,
-) -> dict[str, Targets]:
-    check_similarity_fits(similarity, diagonal, negatives, row_negatives, exclude)
-    check_exclusions_fit(exclude, queries, group)
-    return {"targets": targets_of(targets, context_size, document_ids, known)}
-
-
-@loss("ContrastiveLoss", check=_fit_contrastive, sums_prefixes=False)
+@loss("ContrastiveLoss", check=(fit_similarity, fit_exclusions, fit_targets), sums_prefixes=False)
 def contrastive_loss(
     call: Arguments,
     queries: Rows,
@@ -153,20 +134,7 @@ def contrastive_loss(
     return loss_of(call, "softmax")
 
 
-def _fit_sigmoid(
-    queries: Tensor,
-    targets: TargetsLike | None,
-    context_size: int | None,
-    document_ids: Tensor | None,
-    exclude: Exclusions | None,
-    group: GroupLike | None,
-    known: Known,
-) -> dict[str, Targets]:
-    check_exclusions_fit(exclude, queries, group)
-    return {"targets": targets_of(targets, context_size, document_ids, known, normalize=False)}
-
-
-@loss("SigmoidLoss", check=_fit_sigmoid, sums_prefixes=False)
+@loss("SigmoidLoss", check=(fit_exclusions, fit_targets_of_cells), sums_prefixes=False)
 def sigmoid_loss(
     call: Arguments,
     queries: Rows,
@@ -229,20 +197,7 @@ def sigmoid_loss(
     return loss_of(call, "sigmoid")
 
 
-def _fit_log_sum_exp(
-    queries: Tensor,
-    diagonal: DiagonalMode,
-    similarity: Similarity,
-    negatives: Tensor | None,
-    row_negatives: Tensor | Mixed | None,
-    exclude: Exclusions | None,
-    group: GroupLike | None,
-) -> None:
-    check_similarity_fits(similarity, diagonal, negatives, row_negatives, exclude)
-    check_exclusions_fit(exclude, queries, group)
-
-
-@loss(check=_fit_log_sum_exp)
+@loss(check=(fit_similarity, fit_exclusions))
 def log_sum_exp(
     call: Arguments,
     queries: Rows,

@@ -18,7 +18,7 @@ from fastqt.torch_modes import is_traced
 
 
 def _as_they_are(name: str, value: Any, known: Known) -> Any:
-    return value  # `targets_of` checks targets together with the options of the default window.
+    return value  # `fit_targets` checks targets together with the options of the default window.
 
 
 def _check_bias(name: str, bias: Any, known: Known) -> Any:
@@ -62,22 +62,27 @@ ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, OfIds, Gu
 RowScores = Annotated[Tensor | None, Argument(_check_scores, is_given, is_leaf=True, is_local=True)]
 
 
-def targets_of(
-    targets: TargetsLike | None,
-    context_size: int | None,
-    document_ids: Tensor | None,
-    known: Known,
-    *,
-    normalize: bool = True,
-) -> Targets:
+def fit_targets(
+    targets: TargetsLike | None, context_size: int | None, document_ids: Tensor | None, known: Known
+) -> dict[str, Targets]:
     """The targets that a user has given or the default window, checked as far as a rank can do that alone."""
-    checked = given_or_window(targets, context_size, document_ids, normalize=normalize)
+    return _fitting(given_or_window(targets, context_size, document_ids), known)
+
+
+def fit_targets_of_cells(
+    targets: TargetsLike | None, context_size: int | None, document_ids: Tensor | None, known: Known
+) -> dict[str, Targets]:
+    """The same, where the weights of a window are 1 each."""
+    return _fitting(given_or_window(targets, context_size, document_ids, normalize=False), known)
+
+
+def _fitting(targets: Targets, known: Known) -> dict[str, Targets]:
     if known.of_group:
-        checked.check_queries(known.sizes["rows"])
-    return checked
+        targets.check_queries(known.sizes["rows"])
+    return {"targets": targets}
 
 
-def check_similarity_fits(
+def fit_similarity(
     similarity: Similarity,
     diagonal: DiagonalMode,
     negatives: Tensor | None,
@@ -104,7 +109,7 @@ def check_similarity_fits(
             )
 
 
-def check_exclusions_fit(exclude: Exclusions | None, queries: Tensor, group: GroupLike | None) -> None:
+def fit_exclusions(exclude: Exclusions | None, queries: Tensor, group: GroupLike | None) -> None:
     """Raises ValueError where what leaves is found some rows at a time, and that cannot be done."""
     if exclude is None or not exclude.needs_masks:
         return

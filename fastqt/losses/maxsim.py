@@ -9,9 +9,8 @@ atomic operations, so the same inputs give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,21 +18,17 @@ from torch import Tensor
 
 from fastqt import autograd
 from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
-from fastqt.autograd.walked import WalkedOperator
 from fastqt.checks import check_paired, check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
-from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import product_read, read_in
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask, OfIds
-from fastqt.fields import Differentiable
 from fastqt.loss import Arguments, loss
+from fastqt.losses.scored import ScoreNeeds, ScoreOperator, ScoreProblem, Scoring, slices
 from fastqt.options import Reduction
 from fastqt.problem import loss_dtype
 from fastqt.torch_modes import without_autocast
-
-Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # in the order of MaxSimNeeds
 
 TOKENS = "tokens of documents"  # under which ranks know how many tokens a document is padded to
 
@@ -177,10 +172,10 @@ def maxsim_loss(
             _tokens(queries, query_mask, normalize),
             _tokens(candidates, mask_of_candidates, normalize),
             scale,
+            read_in(queries),
             bias,
             excluded,
             batch.first("documents"),
-            read_in(queries),
         )
         return autograd.loss_of(p, part, MAXSIM, call.function)
 
@@ -222,70 +217,63 @@ def _tokens(x: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     return F.normalize(x, dim=2) if normalize else x
 
 
-class MaxSimNeeds(NamedTuple):
-    """Which inputs of a `MaxSimProblem` want a gradient."""
-
-    queries: bool = False
-    documents: bool = False
-    scale: bool = False
-
-
 @dataclass
-class MaxSimProblem(Differentiable):
-    """Queries and documents of a vector for each token."""
+class MaxSimProblem(ScoreProblem):
+    """Queries (N, T, D) and documents (M, U, D) of a vector for each token, and zeros where there is none."""
 
-    queries: Tensor  # (N, T, D), with zeros where there is no token
-    documents: Tensor  # (M, U, D), the same
-    scale: float | Tensor  # ()
     bias: Tensor | None  # (M, U), 0, or minus infinity where there is no token
     excluded: Tensor | None  # (N, M) bool, the cells that leave the softmax unless they are positives
     first: int  # the document of the first query; those of the others follow
-    reads: str  # the dtype in which products read tokens: of 16 bits where that is as exact
 
-    needs_type: ClassVar[type[MaxSimNeeds]] = MaxSimNeeds
+    def positives(self, rows: slice) -> Tensor:
+        """The document of each of some queries, (n, 1)."""
+        numbers = torch.arange(rows.start, rows.stop, device=self.queries.device)
+        return numbers[:, None] + self.first
 
 
-def _walk(p: MaxSimProblem, row_weights: Tensor | None, needs: MaxSimNeeds) -> tuple[Tensor, Gradients]:
-    """The loss of each query, (N,), and with weights the gradients of sum_i row_weights_i loss_i."""
-    (N, T, D), (M, U, _), device = p.queries.shape, p.documents.shape, p.queries.device
-    room = CPU_ROOM if device.type == "cpu" else ROOM
-    scale, dtype = scale_on(device, p.scale), accumulation_dtype(device)
-    losses = torch.zeros(N, dtype=dtype, device=device)
-    d_queries = torch.zeros_like(p.queries) if needs.queries else None
-    d_documents = torch.zeros_like(p.documents) if needs.documents else None
-    d_scale = losses.new_zeros(()) if needs.scale else None
+class _MaxSim(Scoring):
+    """Scores that are sums of maxima, of which the places are kept until the gradients of their rows."""
 
-    size = max(min(room.places // (T * M), room.tile // (T * U)), 1)
-    for rows in _slices(N, size):
-        tokens = p.queries[rows].reshape(-1, D)
-        wants_places = row_weights is not None and (needs.queries or needs.documents)
-        sums, places = _maxima(tokens, p, wants_places)
-        scores = scale * sums
-        if p.bias is not None:  # also where the scale is 0
-            scores.masked_fill_(sums.isneginf(), -torch.inf)
-        columns = torch.arange(rows.start, rows.stop, device=device)[:, None] + p.first
-        if p.excluded is not None:
-            leaving = p.excluded[rows].scatter(1, columns, False)
+    p: MaxSimProblem
+
+    def __init__(self, p: MaxSimProblem, row_weights: Tensor | None, needs: ScoreNeeds) -> None:
+        super().__init__(p, row_weights, needs)
+        self.wants_places = row_weights is not None and (needs.queries or needs.candidates)
+
+    @property
+    def rows_at_once(self) -> int:
+        (M, U, _), T = self.p.candidates.shape, self.p.queries.shape[1]
+        room = CPU_ROOM if self.p.queries.is_cpu else ROOM
+        return max(min(room.places // (T * M), room.tile // (T * U)), 1)
+
+    def scores(self, rows: slice) -> Tensor:
+        tokens = self.p.queries[rows].flatten(0, 1)
+        self.sums, self.places = _maxima(tokens, self.p, self.wants_places)
+        scores = self.scale * self.sums
+        if self.p.bias is not None:  # also where the scale is 0
+            scores.masked_fill_(self.sums.isneginf(), -torch.inf)
+        if self.p.excluded is not None:
+            leaving = self.p.excluded[rows].scatter(1, self.p.positives(rows), False)
             scores.masked_fill_(leaving, -torch.inf)
-            sums.masked_fill_(leaving, -torch.inf)
-        losses[rows], d_scores = _cross_entropy(scores, columns)
-        if row_weights is None:
-            continue
+            self.sums.masked_fill_(leaving, -torch.inf)
+        return scores
 
-        d_scores *= row_weights[rows, None]
-        if d_scale is not None:
+    def add(self, rows: slice, d_scores: Tensor) -> None:
+        assert self.row_weights is not None
+        p, sums = self.p, self.sums
+        d_scores *= self.row_weights[rows, None]
+        if self.d_scale is not None:
             # The derivatives of a row add up to 0, so a difference from the positive has the same sum.
-            differences = (sums - sums.gather(1, columns)).masked_fill_(sums.isneginf(), 0)
-            d_scale += (d_scores * differences).sum()
-        if places is not None:
-            weights = (scale * d_scores).to(tokens.dtype).repeat_interleave(T, 0)
-            of_rows = None if d_queries is None else d_queries[rows].view(-1, D)
-            _add_gradients(tokens, p, places, weights, of_rows, d_documents)
-    return losses, (d_queries, d_documents, d_scale)
+            differences = (sums - sums.gather(1, p.positives(rows))).masked_fill_(sums.isneginf(), 0)
+            self.d_scale += (d_scores * differences).sum()
+        if self.places is not None:
+            tokens = p.queries[rows].flatten(0, 1)
+            weights = (self.scale * d_scores).to(tokens.dtype).repeat_interleave(p.queries.shape[1], 0)
+            of_rows = None if self.d_queries is None else self.d_queries[rows].view(tokens.shape)
+            _add_gradients(tokens, p, self.places, weights, of_rows, self.d_candidates)
 
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(begin, min(begin + size, length)) for begin in range(0, length, size))
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return self.d_queries, self.d_candidates, self.d_scale
 
 
 def _maxima(
@@ -297,14 +285,14 @@ def _maxima(
 
     The places are (n T, M) int32; of equal maxima it is the first one's.
     """
-    (M, U, D), T, R = p.documents.shape, p.queries.shape[1], len(tokens)
+    (M, U, D), T, R = p.candidates.shape, p.queries.shape[1], len(tokens)
     room = CPU_ROOM if tokens.is_cpu else ROOM
     dtype = accumulation_dtype(tokens.device)
     sums = tokens.new_empty(R // T, M, dtype=dtype)
     places = tokens.new_empty(R, M, dtype=torch.int32) if wants_places else None
 
-    for tile in _slices(M, max(room.tile // (R * U), 1)):
-        columns = p.documents[tile].reshape(-1, D).T
+    for tile in slices(M, max(room.tile // (R * U), 1)):
+        columns = p.candidates[tile].reshape(-1, D).T
         with without_autocast(tokens):
             products = product_read(tokens, columns, p.reads)
         if p.bias is not None:
@@ -319,14 +307,14 @@ def _maxima(
 
 
 def _cross_entropy(
-    scores: Tensor,  # (n, M)
-    columns: Tensor,  # (n, 1), of each row's positive
+    p: MaxSimProblem, rows: slice, scores: Tensor, wants_derivatives: bool
 ) -> tuple[Tensor, Tensor]:
     """The losses of rows, (n,), and their derivatives with respect to the scores.
 
     The other cells' logsumexp keeps its distance from the positive's score, so that both keep their digits
     where the positive has nearly all probability.
     """
+    columns = p.positives(rows)
     positive = scores.gather(1, columns)
     others = scores.scatter(1, columns, -torch.inf).logsumexp(1, keepdim=True)
     # Two infinities cancel each other where the positive's score is infinite, as 0 * positive says: NaN.
@@ -349,14 +337,14 @@ def _add_gradients(
     A token's gradient is a bag of rows: of the documents' tokens that have its maxima, or of the queries'
     tokens whose maximum it is.
     """
-    (M, U, D), R = p.documents.shape, len(tokens)
+    (M, U, D), R = p.candidates.shape, len(tokens)
     room = CPU_ROOM if tokens.is_cpu else ROOM
 
-    for block in _slices(M, max(room.block // (max(U, R) * D), 1)):
+    for block in slices(M, max(room.block // (max(U, R) * D), 1)):
         of_block, of_places, count = weights[:, block], places[:, block], block.stop - block.start
         numbers = torch.arange(count, device=tokens.device)
         if d_tokens is not None:
-            rows = p.documents[block].reshape(-1, D)
+            rows = p.candidates[block].reshape(-1, D)
             bags = of_places + U * numbers
             d_tokens += F.embedding_bag(bags, rows, per_sample_weights=of_block.contiguous(), mode="sum")
 
@@ -375,4 +363,4 @@ def _add_gradients(
             d_documents[block] += bags.view(-1, U, D)
 
 
-MAXSIM = WalkedOperator("maxsim", MaxSimProblem, _walk)
+MAXSIM = ScoreOperator("maxsim", MaxSimProblem, _cross_entropy, _MaxSim)

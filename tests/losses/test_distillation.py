@@ -34,7 +34,7 @@ def expected(queries, candidates, scale, teacher, teacher_scale, score=cosines):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("normalize", "score"), [(True, cosines), (False, products)])
 def test_is_the_definition(normalize, score, reduction, scores_at_once, monkeypatch):
-    monkeypatch.setattr(distillation, "CPU_CHUNK_SCORES", scores_at_once)
+    monkeypatch.setattr(distillation.DistillationProblem, "cpu_scores_at_once", scores_at_once)
     leaves, teacher = inputs()
     queries, candidates, scale = leaves
     options = {"scale": scale, "teacher_scale": 0.5, "reduction": reduction, "normalize": normalize}

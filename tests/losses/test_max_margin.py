@@ -64,7 +64,7 @@ def by_the_book(F, G, T, margin=1.0, diagonal="exclude", row_weights=None):
 @each_case
 @each_chunk
 def test_values_and_gradients_are_the_books(name, chunk_scores, monkeypatch):
-    monkeypatch.setattr(max_margin, "CHUNK_SCORES", chunk_scores)
+    monkeypatch.setattr(max_margin.MaxMarginProblem, "cpu_scores_at_once", chunk_scores)
     options, candidates, T = CASES[name]
     f, g = inputs(candidates)
     loss = fastqt.max_margin_loss(f, g, **options)

@@ -288,7 +288,7 @@ def _declared_by_types(function: Callable[..., Tensor]) -> Declaration:
     of_body = signature.replace(parameters=[call, *signature.parameters.values()])
     body.__signature__ = of_body  # type: ignore[attr-defined]
     body.__annotations__ = dict.fromkeys(signature.parameters, Any) | function.__annotations__
-    return Declaration(body, None, None, sums_prefixes=False)
+    return Declaration(body, None, (), sums_prefixes=False)
 
 
 def keyword_only(function: Callable[..., Any]) -> list[Parameter]:
