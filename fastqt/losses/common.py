@@ -10,9 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
-from fastqt.exclusions import Above, Margin
-from fastqt.functional.false_negatives import threshold_of
-from fastqt.problem import loss_dtype
 from fastqt.targets import Window
 
 
@@ -40,24 +37,6 @@ def scores(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
     """The scores of rows with rows, (N,)."""
     dtype = torch.promote_types(a.dtype, torch.float32)
     return scale * (a.to(dtype) * b.to(dtype)).sum(1)
-
-
-def row_thresholds(queries: Tensor, positives: Tensor, margin: Margin | None) -> list[Above]:
-    """What similarities of each row are compared with, for a margin above that of its positive."""
-    if margin is None:
-        return []
-    a, b = (x.detach().to(loss_dtype(x)) for x in (queries, positives))
-    norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
-    thresholds = threshold_of(scores(a, b, 1.0), norms, queries.shape[1], margin.margin, margin.strategy)
-    return [Above(thresholds)]
-
-
-def filtered_scores(a: Tensor, b: Tensor, scale: float | Tensor, above: Sequence[Above]) -> Tensor:
-    """The scores of rows with rows, (N,); minus infinity where their similarities are above thresholds."""
-    found = scores(a, b, scale)
-    for each in above:
-        found = found.masked_fill(scores(a.detach(), b.detach(), 1.0) > each.thresholds, -torch.inf)
-    return found
 
 
 def row_numbers(n: int, device: torch.device) -> Tensor:

@@ -8,8 +8,7 @@ from torch import Tensor
 from fastqt.arguments import Positive, Rows, Scale
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
-from fastqt.losses.pair_filters import PairIds
-from fastqt.losses.two_views import TwoViews, two_views, view_sums
+from fastqt.losses.pair_scores import PairIds, PairScores, two_views
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
 
@@ -63,16 +62,15 @@ def dcl_loss(
     """
     views = two_views(call, z1, z2)
     with call.batch.leaving_word():
-        positive, of_first, of_second = view_sums(views, scale)
+        positive, of_first, of_second = views.of_views()
         weights = 1.0 if sigma is None else _weights(views, sigma)
         losses = (of_first + of_second) / 2 - weights * positive
     return call.batch.reduced(losses, reduction).to(loss_dtype(z1))
 
 
-def _weights(views: TwoViews, sigma: float) -> Tensor:
+def _weights(views: PairScores, sigma: float) -> Tensor:
     """What the score of each pair is multiplied by, (n,)."""
-    first, second = (x.detach().to(loss_dtype(x)) for x in views.local)
-    batch = views.scoring.batch
+    first, second = (x.detach().to(loss_dtype(x)) for x in views.local.values())
     logits = (first * second).sum(1) / sigma
-    every = batch.gather_constant(logits)
-    return 2 - batch.total() * (logits - torch.logsumexp(every, 0)).exp()
+    every = views.batch.gather_constant(logits)
+    return 2 - views.batch.total() * (logits - torch.logsumexp(every, 0)).exp()

@@ -12,8 +12,7 @@ from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
-from fastqt.losses.pair_filters import PairIds
-from fastqt.losses.two_views import TwoViews, two_views, view_sums
+from fastqt.losses.pair_scores import PairIds, PairScores, two_views
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
 
@@ -74,11 +73,11 @@ def hcl_loss(
     """
     views, batch = two_views(call, z1, z2), call.batch
     with batch.leaving_word():
-        positive, *sums = view_sums(views, (1 + beta) * scale)
+        positive, *sums = views.at((1 + beta) * scale).of_views()
         positive = positive / (1 + beta)
         counts = _log_counts(views)
         if beta:
-            _, *weights = view_sums(views, beta * scale)
+            _, *weights = views.at(beta * scale).of_views()
             sums = [
                 (x - of_weights + count).masked_fill(count == -math.inf, -math.inf)
                 for x, of_weights, count in zip(sums, weights, counts, strict=True)
@@ -90,19 +89,15 @@ def hcl_loss(
     return batch.reduced(torch.stack(losses).mean(0), reduction).to(loss_dtype(z1))
 
 
-def _log_counts(views: TwoViews) -> tuple[Tensor, Tensor]:
+def _log_counts(views: PairScores) -> tuple[Tensor, Tensor]:
     """The logarithms of how many negatives the first and the second views have, (n,) or ()."""
-    rows, every = views.local[0], views.every[0]
-    if views.filters is None:
-        # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
-        dtype = accumulation_dtype(rows.device)
-        count = torch.full((), views.negatives, dtype=dtype, device=rows.device).log()
-        return count, count
-    # The logsumexp of scores of 0.
-    nothing, all_of_nothing = (x.new_zeros(len(x), 1) for x in (rows, every))
-    of_nothing = views._replace(local=(nothing, nothing), every=(all_of_nothing, all_of_nothing))
-    _, of_first, of_second = view_sums(of_nothing, 1.0)
-    return of_first, of_second
+    if views.is_filtered:
+        _, of_first, of_second = views.of_nothing().of_views()
+        return of_first, of_second
+    # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
+    device, negatives = views.local["query"].device, 2 * views.batch.total() - 2
+    count = torch.full((), negatives, dtype=accumulation_dtype(device), device=device).log()
+    return count, count
 
 
 def _debiased(

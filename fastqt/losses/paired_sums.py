@@ -22,75 +22,35 @@ from fastqt.engines import Engine, plans
 from fastqt.exclusions import Exclusions
 from fastqt.functional import log_sum_exp
 from fastqt.loss import Arguments
-from fastqt.losses.common import scores
-from fastqt.options import Backend, DiagonalMode, Memory
+from fastqt.options import DiagonalMode, Memory
 from fastqt.problem import ClipProblem, ClipSide, Needs
 from fastqt.torch_modes import is_traced
 
 
 class PairScoring(NamedTuple):
-    """How the scores of some rows are computed; see `contrastive_loss`."""
+    """How the scores of some rows are computed: with a scale, and otherwise as the arguments of a loss say."""
 
     scale: float | Tensor
-    memory: Memory
-    backend: Backend | None
-    call: Arguments  # of the loss
+    call: Arguments
 
-    @property
-    def batch(self) -> Batch:
-        """How the rows lie on ranks."""
-        return self.call.batch
+    def problem(self, rows: Tensor, columns: Tensor) -> ClipProblem:
+        return ClipProblem(rows, columns, self.scale, self.call.values["memory"], pairs=len(rows))
 
 
-def scoring_of(call: Arguments) -> PairScoring:
-    """How the scores of a loss are computed."""
-    values = call.values
-    return PairScoring(values["scale"], values["memory"], values["backend"], call)
-
-
-def paired_sums(
-    rows: Tensor,  # (n, D)
-    columns: Tensor,  # (M, D), of all ranks, this rank's first
-    own_columns: Tensor,  # (n, D), this rank's
-    all_rows: Tensor,  # (M, D), of all ranks, this rank's first
-    scoring: PairScoring,
-) -> tuple[Tensor, Tensor, Tensor]:
+def paired_sums(rows: Tensor, columns: Tensor, scoring: PairScoring) -> tuple[Tensor, Tensor, Tensor]:
     """The scores of the pairs (n,), and the logsumexps of all else in their rows and in their columns.
 
-    Of one process `columns` are `own_columns` and `all_rows` are `rows`. Of several, either those or these
-    are read.
+    Only where `shares_scores` says so. Of the rows (n, D) of several ranks, `columns` (M, D) are those of all
+    ranks, this rank's first.
     """
     engine, inputs = _engine_of(rows, columns, scoring)
-    if engine is None:
-        row_others = others_than_own(rows, columns, scoring)
-        column_others = others_than_own(own_columns, all_rows, scoring)
-        return scores(rows, own_columns, scoring.scale), row_others, column_others
     return _paired_sums(engine, scoring, *inputs)
 
 
-def own_sums(
-    rows: Tensor, all_rows: Tensor, scoring: PairScoring, exclude: Exclusions | None = None
-) -> Tensor:
-    """The logsumexp of each row's scores with all rows but itself, (n,).
-
-    `all_rows` (M, D) are those of all ranks, this rank's first; of one process they are `rows` (n, D).
-    """
-    engine, (own, every, *scale) = _engine_of(rows, all_rows, scoring)
-    if engine is None or exclude is not None:
-        # As another tensor: torch.compile refuses one that is two inputs.
-        return others_than_own(rows, all_rows.view_as(all_rows), scoring, exclude)
-    return _own_sums(engine, scoring, own, every.detach(), *scale)
-
-
-def others_than_own(
-    rows: Tensor,
-    columns: Tensor,
-    scoring: PairScoring,
-    exclude: Exclusions | None = None,
-    negatives: Tensor | None = None,
-) -> Tensor:
-    """The logsumexp of each row's scores with all columns but its own, (n,), and with all negatives."""
-    return sums_of(rows, columns, scoring, exclude, negatives, diagonal="exclude")
+def own_sums(rows: Tensor, all_rows: Tensor, scoring: PairScoring) -> Tensor:
+    """The logsumexp of each row's scores with all rows but itself, (n,), as `paired_sums` has those."""
+    engine, (own_rows, every, *scale) = _engine_of(rows, all_rows, scoring)
+    return _own_sums(engine, scoring, own_rows, every.detach(), *scale)
 
 
 def sums_of(
@@ -135,8 +95,8 @@ def _engine_of(
     scale = (scoring.scale,) if isinstance(scoring.scale, Tensor) else ()
     if is_traced(rows, columns) or transformed.is_transformed():
         return None, (rows, columns, *scale)
-    p = ClipProblem(rows, columns, scoring.scale, scoring.memory, pairs=len(rows))
-    engine, dtype, computed, _ = plans.plan(None, p, scoring.backend)
+    plan = plans.plan(None, scoring.problem(rows, columns), scoring.call.values["backend"])
+    engine, dtype, computed, _ = plan
     if engine.eager:
         return None, (rows, columns, *scale)
     return engine, (rows.to(dtype).to(computed), columns.to(dtype).to(computed), *scale)
@@ -153,9 +113,9 @@ class _PairedSums(torch.autograd.Function):
     def forward(
         ctx: Any, engine: Engine, scoring: PairScoring, rows: Tensor, columns: Tensor, *scale: Tensor
     ) -> tuple[Tensor, ...]:
-        p = ClipProblem(rows, columns, scoring.scale, scoring.memory, pairs=len(rows))
+        p = scoring.problem(rows, columns)
         positive, row_others, column_others = engine.computation(p).sums(p)
-        column_others = scoring.batch.log_add_up(column_others)
+        column_others = scoring.call.batch.log_add_up(column_others)
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, *scale)
         return positive, row_others, column_others[: len(rows)].clone()
@@ -185,7 +145,7 @@ class _OwnSums(torch.autograd.Function):
     def forward(
         ctx: Any, engine: Engine, scoring: PairScoring, rows: Tensor, all_rows: Tensor, *scale: Tensor
     ) -> Tensor:
-        p = ClipProblem(rows, all_rows, scoring.scale, scoring.memory, pairs=len(rows))
+        p = scoring.problem(rows, all_rows)
         sums = engine.computation(p).sums(p).row_others
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
         ctx.save_for_backward(rows, all_rows, sums, *scale)
@@ -225,4 +185,4 @@ class _Saved(NamedTuple):
 def _saved(scoring: PairScoring, scale: tuple[Tensor, ...]) -> _Saved:
     """A scale that is a tensor is saved by autograd, which notices changes in place and frees it."""
     number = 1.0 if scale else scoring.scale
-    return _Saved(number, scoring.memory, scoring.batch, scoring.call.function)
+    return _Saved(number, scoring.call.values["memory"], scoring.call.batch, scoring.call.function)

@@ -16,23 +16,13 @@ from fastqt.exclusions import Exclusions, Margin, OfIds, Same
 from fastqt.functional import contrastive_loss
 from fastqt.loss import Arguments, loss
 from fastqt.losses.clip import clip_loss
-from fastqt.losses.common import filtered_scores, joined_loss, row_numbers, row_thresholds, scores
+from fastqt.losses.common import joined_loss, row_numbers
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.losses.pair_filters import PairExclude, PairFilters, Side, with_hard_negatives
-from fastqt.losses.paired_sums import (
-    PairScoring,
-    others_than_own,
-    own_sums,
-    paired_sums,
-    scoring_of,
-    shares_scores,
-    sums_of,
-)
+from fastqt.losses.pair_scores import PairExclude, PairScores, with_hard_negatives
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import Pairs
-from fastqt.torch_modes import input_dtype
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 WITHOUT_POSITIVES = ("query_to_query", "doc_to_doc")
@@ -175,136 +165,70 @@ def multiple_negatives_ranking_loss(
 
     def of_prefix(dim: int | None) -> Tensor:
         rows = [x[:, :dim] for x in (queries, positives, *hard_negatives)]
-        cells = _Cells(call, [unit_rows(x) for x in rows] if normalize else rows)
+        rows = [unit_rows(x) for x in rows] if normalize else rows
         with call.batch.leaving_word():
-            losses = _losses(cells)
+            losses = _losses(PairScores(call, rows[0], rows[1], rows[2:]), call.values)
         return call.batch.reduced(losses, reduction).to(loss_dtype(queries))
 
     return call.sum_over_prefixes(of_prefix)
 
 
-def _losses(cells: _Cells) -> Tensor:
+def _losses(pairs: PairScores, values: Mapping[str, Any]) -> Tensor:
     """The loss of each row, (n,): its positive in a softmax over the cells of all directions, or of each."""
-    positive, of_direction = cells.positive_and_sums()
-    if cells.values["partition_mode"] == "per_direction":
-        return torch.stack([joined_loss(positive, sums) for sums in of_direction.values()]).mean(0)
-    every = [x for sums in of_direction.values() for x in sums]
+    positive, cells = _positive_and_others(pairs, values)
+    if values["partition_mode"] == "per_direction":
+        return torch.stack([joined_loss(positive, of_direction) for of_direction in cells.values()]).mean(0)
+    every = [x for of_direction in cells.values() for x in of_direction]
     # The score of query and positive is in each direction that has both.
-    return joined_loss(positive, every, copies=2 if "doc_to_query" in of_direction else 1)
+    return joined_loss(positive, every, copies=2 if "doc_to_query" in cells else 1)
 
 
-class _Cells:
-    """The scores of the directions.
+def _positive_and_others(
+    pairs: PairScores, values: Mapping[str, Any]
+) -> tuple[Tensor, dict[Direction, list[Tensor]]]:
+    """The score of each positive, (n,), and of each direction the logsumexps of all its other cells."""
+    directions, hardness = values["directions"], _hardness(values)
+    cells: dict[Direction, list[Tensor]] = {}
+    # Queries and positives have the same scores in both directions, which one walk then sums.
+    if "doc_to_query" in directions and not pairs.is_filtered and hardness in (None, "hard_negatives"):
+        positive, to_positives, to_queries = pairs.both_directions()
+        cells["query_to_doc"] = [to_positives, *_to_documents(pairs, values, positives=False)]
+        cells["doc_to_query"] = [to_queries]
+    else:
+        positive = pairs.positive
+        cells["query_to_doc"] = _to_documents(pairs, values, positives=True)
+        if "doc_to_query" in directions:
+            cells["doc_to_query"] = [pairs.others("document", "query")]
+    if "query_to_query" in directions:
+        cells["query_to_query"] = [pairs.own("query")]
+    if "doc_to_doc" in directions:
+        cells["doc_to_doc"] = [pairs.own("document"), *pairs.with_hard("document")]
+    return positive, cells
 
-    Attributes:
-        local: queries, positives and sets of hard negatives of this process, (n, D) each.
-        every: the same of all ranks, this rank's first, (N, D) each; of one process `local`.
+
+def _hardness(values: Mapping[str, Any]) -> HardnessMode | None:
+    """The mode, if it changes anything."""
+    mode: HardnessMode | None = values["hardness_mode"]
+    return mode if values["hardness_strength"] else None
+
+
+def _to_documents(pairs: PairScores, values: Mapping[str, Any], *, positives: bool) -> list[Tensor]:
+    """The logsumexps of the queries' scores with documents, (n,) each; not with their own positives.
+
+    `positives` says whether the positives of other queries are among the documents.
     """
+    strength, mode = values["hardness_strength"], _hardness(values)
+    in_batch = strength if mode in ("in_batch_negatives", "all_negatives") else 0.0
+    hard = strength if mode in ("hard_negatives", "all_negatives") else 0.0
+    # A row's own negatives are like those of other queries, unless something tells them apart.
+    if in_batch == hard and not pairs.ids and not pairs.spares_hard:
+        return _hardened(pairs, hard, lambda raised: raised.with_all_documents(positives=positives))
 
-    def __init__(self, call: Arguments, local: Sequence[Tensor]) -> None:
-        self.local, self.values = local, call.values
-        self.directions: tuple[Direction, ...] = call.values["directions"]
-        exclude: Exclusions | None = call.values["exclude"]
-        batch, self.scoring = call.batch, scoring_of(call)
-        margin = None if exclude is None else exclude.of(Margin)
-        self.above = row_thresholds(local[0], local[1], margin)
-        self.spares_hard_negatives = margin is not None and margin.spare_own_negatives
-        self.filters = None if exclude is None else PairFilters(exclude, batch, self.above)
-        with batch.agreeing():
-            self.has_walks = self.filters is None and shares_scores(local[0], batch.total(), self.scoring)
-        self.every = [self._all_queries()]
-        self.every += [batch.gather_own_first(x, dtype=input_dtype(x)) for x in local[1:]]
+    def of_others(raised: PairScores) -> list[Tensor]:
+        to_positives = [raised.others("query", "document")] if positives else []
+        return to_positives + raised.with_hard("query")
 
-    @property
-    def hardness(self) -> str | None:
-        """The mode, if it changes anything."""
-        return self.values["hardness_mode"] if self.values["hardness_strength"] else None
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether queries and positives have the same scores in both directions, which one walk then sums."""
-        symmetric = self.filters is None and self.hardness in (None, "hard_negatives")
-        return "doc_to_query" in self.directions and symmetric
-
-    def positive_and_sums(self) -> tuple[Tensor, dict[Direction, list[Tensor]]]:
-        """The score of each positive, (n,), and of each direction the logsumexps of all its other cells."""
-        queries, positives, *_ = self.local
-        all_queries, all_positives, *all_negatives = self.every
-        scoring, between = self.scoring, self._between
-
-        sums: dict[Direction, list[Tensor]] = {}
-        if self.is_symmetric:
-            positive, of_queries, of_positives = paired_sums(
-                queries, all_positives, positives, all_queries, scoring
-            )
-            sums["query_to_doc"] = [of_queries, *self._to_documents(with_positives=False)]
-            sums["doc_to_query"] = [of_positives]
-        else:
-            positive = scores(queries, positives, scoring.scale)
-            sums["query_to_doc"] = self._to_documents(with_positives=True)
-            if "doc_to_query" in self.directions:
-                exclude = between("document", "query")
-                sums["doc_to_query"] = [others_than_own(positives, all_queries, scoring, exclude)]
-
-        if "query_to_query" in self.directions:
-            sums["query_to_query"] = [own_sums(queries, all_queries, scoring, between("query", "query"))]
-        if "doc_to_doc" in self.directions:
-            exclude = between("document", "document")
-            sums["doc_to_doc"] = [own_sums(positives, all_positives, scoring, exclude)]
-            exclude = self._of_hard_negatives("document")
-            sums["doc_to_doc"] += [others_than_own(positives, x, scoring, exclude) for x in all_negatives]
-        return positive, sums
-
-    def _between(self, rows: Side, columns: Side) -> Any:
-        return None if self.filters is None else self.filters.between(rows, columns)
-
-    def _of_hard_negatives(self, rows: Side) -> Any:
-        return None if self.filters is None else self.filters.of_hard_negatives(rows)
-
-    def _to_documents(self, *, with_positives: bool) -> list[Tensor]:
-        """The logsumexps of the queries' scores with documents, (n,) each; not with their own positives.
-
-        `with_positives` says whether the positives of other queries are among the documents.
-        """
-        queries, _, *hard_negatives = self.local
-        positives, negatives = self.every[1:2] if with_positives else [], self.every[2:]
-        of_positives, of_negatives = self._between("query", "document"), self._of_hard_negatives("query")
-        strength, mode = self.values["hardness_strength"], self.hardness
-        in_batch = strength if mode in ("in_batch_negatives", "all_negatives") else 0.0
-        hard = strength if mode in ("hard_negatives", "all_negatives") else 0.0
-
-        def others(scoring: PairScoring) -> list[Tensor]:
-            found = [others_than_own(queries, x, scoring, of_positives) for x in positives]
-            return found + [others_than_own(queries, x, scoring, of_negatives) for x in negatives]
-
-        def all_at_once(scoring: PairScoring) -> list[Tensor]:
-            joined = torch.cat(negatives) if negatives else None
-            if positives:
-                return [others_than_own(queries, positives[0], scoring, of_positives, negatives=joined)]
-            return [] if joined is None else [sums_of(queries, joined, scoring, of_negatives)]
-
-        def alone(scoring: PairScoring) -> list[Tensor]:
-            above = [] if self.spares_hard_negatives else self.above
-            return [filtered_scores(queries, x, scoring.scale, above) for x in hard_negatives]
-
-        # A row's own negatives are like those of other queries, unless something tells them apart.
-        told_apart = self.filters is not None and (self.filters.of_ids or self.spares_hard_negatives)
-        if in_batch == hard and not told_apart:
-            return _hardened(self.scoring, hard, all_at_once)
-        return _hardened(self.scoring, in_batch, others) + _hardened(self.scoring, hard, alone)
-
-    def _all_queries(self) -> Tensor:
-        """The queries of all ranks; where nothing flows back to them, the rank's own rows stand for them."""
-        queries, batch = self.local[0], self.scoring.batch
-        among_queries = "query_to_query" in self.directions
-        to_documents = "doc_to_query" in self.directions
-        if (among_queries and not self.has_walks) or (
-            to_documents and not (self.has_walks and self.is_symmetric)
-        ):
-            return batch.gather_own_first(queries, dtype=input_dtype(queries))
-        return (
-            batch.gather_own_first(queries.detach(), dtype=input_dtype(queries)) if among_queries else queries
-        )
+    return _hardened(pairs, in_batch, of_others) + _hardened(pairs, hard, PairScores.with_own_hard)
 
 
 def _as_one_loss(
@@ -346,21 +270,20 @@ def _as_one_loss(
     return None
 
 
-def _hardened(
-    scoring: PairScoring, strength: float, sums: Callable[[PairScoring], list[Tensor]]
-) -> list[Tensor]:
+def _hardened(pairs: PairScores, strength: float, sums: Callable[[PairScores], list[Tensor]]) -> list[Tensor]:
     """Scores, or logsumexps of them, to which strength times the cosine is added without a gradient.
 
     These are scores of the scale s + strength, whose gradient with respect to the embeddings is s / (s +
     strength) times as large, and with respect to the scale as it is.
     """
     if not strength:
-        return sums(scoring)
-    raised = scoring.scale + strength
-    share = (scoring.scale / raised).detach() if isinstance(raised, Tensor) else scoring.scale / raised
+        return sums(pairs)
+    scale = pairs.scoring.scale
+    raised = scale + strength
+    share = (scale / raised).detach() if isinstance(raised, Tensor) else scale / raised
     if isinstance(raised, Tensor):
         raised = _with_gradient_times(raised, 1 / share)
-    return [_with_gradient_times(x, share) for x in sums(scoring._replace(scale=raised))]
+    return [_with_gradient_times(x, share) for x in sums(pairs.at(raised))]
 
 
 def _with_gradient_times(x: Tensor, factor: float | Tensor) -> Tensor:

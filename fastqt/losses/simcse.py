@@ -11,14 +11,12 @@ from fastqt.arguments import Argument, Rows, Scale
 from fastqt.distributed.group import GroupLike
 from fastqt.exclusions import Margin
 from fastqt.loss import Arguments, loss
-from fastqt.losses.common import filtered_scores, joined_loss, row_thresholds, scores
+from fastqt.losses.common import joined_loss
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.losses.pair_filters import PairExclude, PairFilters, with_hard_negatives
-from fastqt.losses.paired_sums import others_than_own, scoring_of
+from fastqt.losses.pair_scores import PairExclude, PairScores, with_hard_negatives
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import reduce, unit_rows
-from fastqt.torch_modes import input_dtype
 
 
 def _sets(name: str, z3: Any) -> dict[str, Tensor]:
@@ -109,24 +107,14 @@ def simcse_loss(
 
 def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     """The loss in which a sentence's own hard negatives have another score than for others."""
-    batch, scoring, exclude = call.batch, scoring_of(call), call.values["exclude"]
-    thirds = z3.unbind(1) if z3.dim() == 3 else (z3,)
-    z1, *others = (unit_rows(z) for z in (z1, z2, *thirds))
-    second, *hard = (batch.gather_own_first(z, dtype=input_dtype(z1)) for z in others)
-    views = others[0]
-    margin = None if exclude is None else exclude.of(Margin)
-    above = row_thresholds(z1, views, margin)
-    of_own = [] if margin is not None and margin.spare_own_negatives else above
-    filters = PairFilters(exclude, batch, above)
+    values, sets = call.values, z3.unbind(1) if z3.dim() == 3 else (z3,)
+    queries, views, *hard = (unit_rows(z) for z in (z1, z2, *sets))
+    pairs = PairScores(call, queries, views, hard)
+    leaves = queries, pairs.every("document"), *pairs.every_hard, values["scale"]
 
     def losses(part: str) -> Tensor:
-        of_views = filters.between("query", "document")
-        of_hard = filters.of_hard_negatives("query")
-        cells = [others_than_own(z1, second, scoring, of_views)]
-        cells += [others_than_own(z1, third, scoring, of_hard) for third in hard]
-        for third in hard:
-            own_scores = filtered_scores(z1, third[: len(z1)], scoring.scale, of_own)
-            cells.append(own_scores + call.values["hard_negative_weight"])
-        return reduce(joined_loss(scores(z1, views, scoring.scale), cells), part)
+        own_hard = [x + values["hard_negative_weight"] for x in pairs.with_own_hard()]
+        cells = [pairs.others("query", "document"), *pairs.with_hard("query"), *own_hard]
+        return reduce(joined_loss(pairs.positive, cells), part)
 
-    return batch.loss(call.values["reduction"], (z1, second, *hard, scoring.scale), losses)
+    return call.batch.loss(values["reduction"], leaves, losses)

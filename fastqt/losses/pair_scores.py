@@ -1,0 +1,218 @@
+"""The scores of the two sides of pairs, each side with each, without those of the pairs themselves.
+
+A pair is a query and a document, or two views of one text, and a query may have hard negatives. What
+`exclude` says of queries and documents leaves the scores of any side with any. A hard negative is in the part
+of its query, but it has no id that `Same` knows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fastqt.arguments import exclusions_of
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Filter, Margin, OfIds
+from fastqt.functional.false_negatives import threshold_of
+from fastqt.loss import Arguments
+from fastqt.losses.common import scores
+from fastqt.losses.paired_sums import PairScoring, own_sums, paired_sums, shares_scores, sums_of
+from fastqt.problem import loss_dtype, unit_rows
+from fastqt.torch_modes import input_dtype
+
+# What a loss of pairs takes that scores each side with each.
+PairExclude: TypeAlias = Annotated[ExcludeLike | None, exclusions_of(Margin, OfIds)]
+PairIds: TypeAlias = Annotated[ExcludeLike | None, exclusions_of(OfIds)]
+Side: TypeAlias = Literal["query", "document"]
+
+
+class PairScores:
+    """The scores of a loss's pairs, and what leaves them; of one process or of ranks.
+
+    Args:
+        call: the loss.
+        queries, documents: (n, D), this process's.
+        hard: sets of hard negatives of its queries, (n, D) each.
+    """
+
+    def __init__(
+        self, call: Arguments, queries: Tensor, documents: Tensor, hard: Sequence[Tensor] = ()
+    ) -> None:
+        exclude: Exclusions | None = call.values["exclude"]
+        margin = None if exclude is None else exclude.of(Margin)
+        self.batch, self.scoring = call.batch, PairScoring(call.values["scale"], call)
+        self.local: dict[Side, Tensor] = {"query": queries, "document": documents}
+        self.hard = hard
+        self.is_filtered, self.spares_hard = (
+            exclude is not None,
+            margin is not None and margin.spare_own_negatives,
+        )
+        self.above = [] if margin is None else [_thresholds(queries, documents, margin)]
+        of_ids = () if exclude is None else exclude.filters
+        self.ids = [self._of_sides(x) for x in of_ids if isinstance(x, OfIds)]
+        self._every: dict[tuple[Side, bool], Tensor] = {}
+
+    def _of_sides(self, x: OfIds) -> tuple[type[OfIds], dict[Side, Tensor], dict[Side, Tensor]]:
+        """The kind of a filter, and the ids of this process's and of all ranks' sides, this rank's first."""
+        queries = documents = self.batch.gather_constant_own_first(x.query_ids)
+        if x.candidate_ids is not None:
+            documents = self.batch.gather_constant_own_first(x.candidate_ids)
+        local: dict[Side, Tensor] = {"query": x.query_ids, "document": x.columns}
+        return type(x), local, {"query": queries, "document": documents}
+
+    @cached_property
+    def has_walks(self) -> bool:
+        """Whether an engine sums up both directions of pairs in one walk."""
+        with self.batch.agreeing():
+            return not self.is_filtered and shares_scores(
+                self.local["query"], self.batch.total(), self.scoring
+            )
+
+    def every(self, side: Side, *, constant: bool = False) -> Tensor:
+        """A side of all ranks, (N, D), this rank's first; if constant, no gradient may be wanted of it."""
+        for known in ((side, False), (side, constant)):
+            if known in self._every:
+                return self._every[known]
+        rows = self.local[side].detach() if constant else self.local[side]
+        gathered = self.batch.gather_own_first(rows, dtype=input_dtype(rows))
+        self._every[side, constant] = gathered
+        return gathered
+
+    @cached_property
+    def every_hard(self) -> list[Tensor]:
+        """The sets of hard negatives of all ranks, (N, D) each, this rank's first."""
+        return [self.batch.gather_own_first(x, dtype=input_dtype(x)) for x in self.hard]
+
+    def at(self, scale: float | Tensor) -> PairScores:
+        """The same with another scale."""
+        other = copy.copy(self)
+        other.scoring = self.scoring._replace(scale=scale)
+        return other
+
+    def of_nothing(self) -> PairScores:
+        """The same cells with scores of 0, whose logsumexp is the logarithm of their number."""
+        other = self.at(1.0)
+        other.local = {side: x.new_zeros(len(x), 1) for side, x in self.local.items()}
+        other._every = {(side, False): x.new_zeros(self.batch.total(), 1) for side, x in self.local.items()}
+        return other
+
+    @property
+    def positive(self) -> Tensor:
+        """The score of each pair, (n,)."""
+        return scores(self.local["query"], self.local["document"], self.scoring.scale)
+
+    def others(self, rows: Side, columns: Side, negatives: Tensor | None = None) -> Tensor:
+        """The logsumexp of each row of a side with a side's rows but its own, and with negatives, (n,)."""
+        every = self.every(columns)
+        if rows == columns:  # As another tensor: torch.compile refuses one that is two inputs.
+            every = every.view_as(every)
+        leave = self._leave(rows, columns)
+        return sums_of(self.local[rows], every, self.scoring, leave, negatives, diagonal="exclude")
+
+    def both_directions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The score of each pair, and the logsumexps of its query with other documents and the reverse."""
+        if self.has_walks:
+            return paired_sums(self.local["query"], self.every("document"), self.scoring)
+        return self.positive, self.others("query", "document"), self.others("document", "query")
+
+    def own(self, side: Side) -> Tensor:
+        """The logsumexp of each row of a side with all others of its side, (n,)."""
+        if self.has_walks:
+            return own_sums(self.local[side], self.every(side, constant=True), self.scoring)
+        return self.others(side, side)
+
+    def of_views(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The score of each pair, and the logsumexps of either side with all others of both sides, (n,)."""
+        positive, of_queries, of_documents = self.both_directions()
+        sums = torch.logaddexp(of_queries, self.own("query"))
+        return positive, sums, torch.logaddexp(of_documents, self.own("document"))
+
+    def with_hard(self, rows: Side) -> list[Tensor]:
+        """The logsumexps of each row with the hard negatives of other queries, (n,) for each set."""
+        leave = self._leave_hard(rows)
+        local = self.local[rows]
+        return [sums_of(local, x, self.scoring, leave, diagonal="exclude") for x in self.every_hard]
+
+    def with_own_hard(self) -> list[Tensor]:
+        """The score of each query with its own hard negative of each set, (n,); -inf where that leaves."""
+        queries, found = self.local["query"], []
+        for x in self.hard:
+            cells = scores(queries, x, self.scoring.scale)
+            for each in () if self.spares_hard else self.above:
+                similar = scores(queries.detach(), x.detach(), 1.0)
+                cells = cells.masked_fill(similar > each.thresholds, -torch.inf)
+            found.append(cells)
+        return found
+
+    def with_all_documents(self, *, positives: bool) -> list[Tensor]:
+        """The logsumexp of each query with all hard negatives, and with the positives of other queries."""
+        hard = torch.cat(self.every_hard) if self.hard else None
+        if positives:
+            return [self.others("query", "document", hard)]
+        return (
+            []
+            if hard is None
+            else [sums_of(self.local["query"], hard, self.scoring, self._leave_hard("query"))]
+        )
+
+    def _leave(self, rows: Side, columns: Side) -> Exclusions | None:
+        """What leaves the scores of a side with all ranks' rows of a side."""
+        of_ids = [kind(local[rows], every[columns]) for kind, local, every in self.ids]
+        return _joined([*self.above, *of_ids])
+
+    def _leave_hard(self, rows: Side) -> Exclusions | None:
+        """What leaves the scores of a side with hard negatives."""
+        of_ids = [
+            kind(local[rows], every["query"])
+            for kind, local, every in self.ids
+            if kind.hard_negatives_are_the_querys
+        ]
+        return _joined([*self.above, *of_ids])
+
+
+def _joined(filters: Sequence[Filter]) -> Exclusions | None:
+    return Exclusions(tuple(filters)) if filters else None
+
+
+def _thresholds(queries: Tensor, positives: Tensor, margin: Margin) -> Above:
+    """What similarities of each row are compared with, for a margin above that of its positive."""
+    a, b = (x.detach().to(loss_dtype(x)) for x in (queries, positives))
+    norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
+    similar, width = scores(a, b, 1.0), queries.shape[1]
+    return Above(threshold_of(similar, norms, width, margin.margin, margin.strategy))
+
+
+def two_views(call: Arguments, z1: Tensor, z2: Tensor) -> PairScores:
+    """The scores of two views of at least two sentences, by cosine."""
+    if call.batch.total() < 2:
+        raise ValueError(f"z2: want two views of at least 2 sentences, got {call.batch.total()}")
+    return PairScores(call, unit_rows(z1), unit_rows(z2))
+
+
+def with_hard_negatives(
+    exclude: Exclusions | None, n: int, negatives: Tensor | None, *, repeated: Literal["each", "all"]
+) -> Exclusions | None:
+    """The filters with the parts of hard negatives, which are those of their queries.
+
+    Args:
+        exclude: those of pairs.
+        n: the number of queries.
+        negatives: (K n, D), if there are any.
+        repeated: whether the hard negatives of "each" query are one after the other, or the first of "all".
+    """
+    if exclude is None or negatives is None:
+        return exclude
+    count = len(negatives) // max(n, 1)
+
+    def with_parts(x: Filter) -> Filter:
+        if not (isinstance(x, OfIds) and x.hard_negatives_are_the_querys):
+            return x
+        ids = x.query_ids
+        parts = ids.repeat_interleave(count) if repeated == "each" else ids.repeat(count)
+        return type(x)(ids, x.columns, parts)
+
+    return Exclusions(tuple(map(with_parts, exclude.filters)))
