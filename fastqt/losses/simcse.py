@@ -113,8 +113,8 @@ def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     leaves = queries, pairs.every("document"), *pairs.every_hard, values["scale"]
 
     def losses(part: str) -> Tensor:
-        own_hard = [x + values["hard_negative_weight"] for x in pairs.with_own_hard()]
-        cells = [pairs.others("query", "document"), *pairs.with_hard("query"), *own_hard]
+        cells = [pairs.others("query", "document"), *pairs.with_hard("query")]
+        cells += [x + values["hard_negative_weight"] for x in pairs.with_own_hard()]
         return reduce(joined_loss(pairs.positive, cells), part)
 
     return call.batch.loss(values["reduction"], leaves, losses)
