@@ -77,12 +77,12 @@ def contrastive_loss(
             candidates.
         row_scores: (N,) or (N, K) scores of further candidates of each row alone, which are given as numbers
             (differentiable): neither scaled nor biased, targets of none. -inf stands for no candidate.
-        exclude: what leaves the softmax beside its targets: `fastqt.Margin`, cells that are more similar than
-            the target by so much; `fastqt.Same`, those of a query's own id; `fastqt.Within`, those of other
-            parts of the batch; `fastqt.Guide`, those that a second model finds similar; a bool tensor (N, M),
-            those where it is True, which is read in place; or a sequence of these. A guide takes one more
-            product of N x (M + K) x E, in float64. With a guide, `Within`, ids of negatives and several ids
-            the graph of torch.compile breaks, and a mask is made of a few rows at a time.
+        exclude: what leaves the softmax beside its targets: a filter, a bool tensor (N, M) that is True where
+            a cell leaves, which is read in place, or a sequence of these. Filters are by ids, as
+            `fastqt.Same`, by the similarity to the target, `fastqt.Margin`, by a limit for each row,
+            `fastqt.Above`, or by a second model, `fastqt.Guide`, which takes one more product of N x (M + K)
+            x E, in float64. With a guide, and with ids beside those of one `Same` of candidates, the graph of
+            torch.compile breaks, and a mask is made of a few rows at a time.
         similarity: "dot", or "euclidean": scores are -scale * |queries_i - candidates_j|**2 + bias, from the
             same products. So are those of `negatives` and `row_negatives`; with `normalize` rows have norm 1
             before. Wants diagonal="keep" or "exclude", and no `Mixed`.

@@ -39,8 +39,8 @@ def dcl_loss(
         sigma: None for w = 1; otherwise a number > 0, the temperature of the weights of DCLW. Then w is
             2 - exp(c / sigma) / mean exp(c / sigma), where c is the pair's cosine and the mean is over all
             pairs: far pairs count more. No gradient flows through the weights.
-        exclude: `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`, between any two views. A
-            sentence without negatives has a loss of -inf then.
+        exclude: filters by ids, as of `contrastive_loss`, between any two views. A sentence without negatives
+            has a loss of -inf then.
         reduction: "mean" over all sentences, each of which has the mean of its two views; "sum", or "none".
         memory, backend, group: as of `contrastive_loss`.
 

@@ -80,11 +80,10 @@ def distillation_loss(
     teacher = teacher_queries.detach(), batch.gather_constant(teacher_candidates.detach(), "candidates")
 
     def problem(f: Tensor, g: Tensor) -> DistillationProblem:
-        reads = read_in(queries), read_in(teacher_queries)
-        of_teacher = embeddings_of(call, *teacher)
-        return DistillationProblem(
-            f, g, scale, reads[0], *of_teacher, float(teacher_scale), cross_entropy, reads[1]
-        )
+        student = f, g, scale, read_in(queries)
+        u, v = embeddings_of(call, *teacher)
+        reads = read_in(teacher_queries)
+        return DistillationProblem(*student, u, v, float(teacher_scale), cross_entropy, reads)
 
     return DISTILLATION.loss(call, queries, columns, problem, scale)
 

@@ -48,8 +48,8 @@ def hcl_loss(
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         beta: how much near negatives count more, a number >= 0.
         tau_plus: the share of negatives that are expected to be positives, 0 <= tau_plus < 1.
-        exclude: `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`, between any two views. N' is the
-            number of the negatives that are left.
+        exclude: filters by ids, as of `contrastive_loss`, between any two views. N' is the number of the
+            negatives that are left.
         reduction: "mean" over all sentences, each of which has the mean of its two views; "sum", or "none".
         memory, backend, group: as of `contrastive_loss`.
 

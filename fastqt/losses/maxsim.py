@@ -129,8 +129,7 @@ def maxsim_loss(
             minus infinity; that of a query needs one.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: tokens count at norm 1, as those of ColBERT do; otherwise as they are.
-        exclude: `fastqt.Same`, `fastqt.Within` and a bool tensor (N, M), as of `contrastive_loss`; of ids a
-            bool tensor is made.
+        exclude: filters by ids and a bool tensor (N, M), as of `contrastive_loss`; of ids one is made.
         reduction: "mean" over the queries, "sum", or "none".
         group: as of `contrastive_loss`. The documents of all ranks are gathered, and are candidates. Equal
             shards have documents of one padded length; uneven shards are padded to the longest.

@@ -28,7 +28,7 @@ from fastqt.torch_modes import is_traced
 
 
 class PairScoring(NamedTuple):
-    """How the scores of some rows are computed: with a scale, and otherwise as the arguments of a loss say."""
+    """How the scores of some rows are computed: with a scale, and otherwise as a loss's arguments say."""
 
     scale: float | Tensor
     call: Arguments

@@ -125,10 +125,10 @@ def multiple_negatives_ranking_loss(
             through which no gradient flows: those of "in_batch_negatives", which are documents of other
             queries, of "hard_negatives", which are the query's own, or of "all_negatives".
         hardness_strength: a number >= 0, often from 5 to 9.
-        exclude: `fastqt.Margin`, `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`, in all
-            directions. With a margin the similarities of row i are compared with that of query i and its
-            positive, those of hard negatives too. Ids are those of queries and of positives, and a hard
-            negative is in the part of its query. Directions are then computed apart, in twice the time.
+        exclude: a margin and filters by ids, as of `contrastive_loss`, in all directions. With a margin the
+            similarities of row i are compared with that of query i and its positive, those of hard negatives
+            too. Ids are those of queries and of positives, and a hard negative is in the part of its query.
+            Directions are then computed apart, in twice the time.
         reduction: "mean" over all rows, "sum", or "none".
         matryoshka: as of `contrastive_loss`. A joint softmax with several directions, and one with a
             hardness_strength, is a loss of its own for each prefix.

@@ -90,7 +90,8 @@ class Scoring:
     @property
     def rows_at_once(self) -> int:
         p = self.p
-        return max((p.cpu_scores_at_once if p.queries.is_cpu else p.scores_at_once) // len(p.candidates), 1)
+        scores: int = p.cpu_scores_at_once if p.queries.is_cpu else p.scores_at_once
+        return max(scores // len(p.candidates), 1)
 
     def scores(self, rows: slice) -> Tensor:
         """The scores of some rows with all candidates, (n, M)."""

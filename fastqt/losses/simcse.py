@@ -63,9 +63,9 @@ def simcse_loss(
         scale: 1 / temperature.
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
-        exclude: `fastqt.Margin`, `fastqt.Same` and `fastqt.Within`, as of `contrastive_loss`. A margin is of
-            second views and of hard negatives, these without their weight; ids are those of second views, and
-            a hard negative is in the part of its sentence.
+        exclude: a margin and filters by ids, as of `contrastive_loss`. A margin is of second views and of
+            hard negatives, these without their weight; ids are those of second views, and a hard negative is
+            in the part of its sentence.
         reduction: "mean" over all rows, "sum", or "none".
         matryoshka: as of `contrastive_loss`. With a hard_negative_weight other than 0 each prefix is a loss
             of its own.

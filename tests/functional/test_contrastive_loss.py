@@ -13,6 +13,7 @@ import fastqt
 from fastqt.exclusions import as_exclusions
 from fastqt.loss import DECLARED
 from tests.shared.cases import CASES, D, N
+from tests.shared.filters import OF_IDS
 from tests.shared.tolerances import FLOAT64, FOR_DTYPE, relative
 
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
@@ -122,10 +123,9 @@ FILTERS = {
     "another margin": fastqt.Margin(0.2),
     "relative": fastqt.Margin(0.1, "relative"),
     "sparing": fastqt.Margin(0.1, spare_own_negatives=True),
-    "same": fastqt.Same(IDS),
-    "within": fastqt.Within(IDS),
-    "of negatives": fastqt.Same(IDS, negative_ids=IDS),
-    "two": [fastqt.Same(IDS), fastqt.Within(IDS)],
+    **{kind.__name__: kind(IDS) for kind in OF_IDS},
+    **{f"{kind.__name__} of negatives": kind(IDS, negative_ids=IDS) for kind in OF_IDS},
+    "two": [kind(IDS) for kind in OF_IDS],
     "guide": fastqt.Guide(*torch.ones(2, 4, 3)),
     "wider guide": fastqt.Guide(*torch.ones(2, 4, 5)),
     "above": fastqt.Above(torch.zeros(4)),
@@ -137,6 +137,6 @@ def test_ranks_tell_filters_from_each_other_and_not_their_values():
     argument = DECLARED[fastqt.log_sum_exp].others["exclude"]
     facts = [argument.fact(x if x is None else as_exclusions("exclude", x)) for x in FILTERS.values()]
     assert len(set(facts)) == len(facts)
-    others = [fastqt.Same(IDS.flip(0)), fastqt.Within(IDS * 0), torch.ones(4, 9, dtype=torch.bool)]
-    for name, x in zip(("same", "within", "tensor"), others, strict=True):
+    others = {kind.__name__: kind(IDS.flip(0)) for kind in OF_IDS}
+    for name, x in (others | {"tensor": torch.ones(4, 9, dtype=torch.bool)}).items():
         assert argument.fact(as_exclusions("exclude", x)) == facts[list(FILTERS).index(name)]

@@ -6,6 +6,7 @@ The oracle has all scores and all cells at once, in float64 and plain PyTorch, a
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy, normalize, pad
 
 import fastqt
 from fastqt.engines import filtered
+from tests.shared.filters import OF_IDS
 from tests.shared.ring_memory import Live
 from tests.shared.tolerances import FOR_DTYPE, relative
 
@@ -108,16 +110,17 @@ class Made(NamedTuple):
 NOTHING = torch.zeros(N, K, dtype=torch.bool)
 
 
-def same(p: Problem, seed: int = 10, *, of_negatives: bool = False, differ: bool = False) -> Made:
+def of_ids(p: Problem, kind: type = fastqt.Same, seed: int = 10, *, of_negatives: bool = False) -> Made:
     own, columns = integers(N, seed), integers(p.M, seed + 1)
-    others = integers(K, seed + 2) if of_negatives else None
-    filter_ = (fastqt.Within if differ else fastqt.Same)(own, columns, others)
-    beside = NOTHING if others is None else (own[:, None] == others) != differ
-    return Made([filter_], (own[:, None] == columns) != differ, beside)
+    others, beside, leave = None, NOTHING, OF_IDS[kind]
+    if of_negatives:
+        others = integers(K, seed + 2)
+        beside = leave(own[:, None], others)
+    return Made([kind(own, columns, others)], leave(own[:, None], columns), beside)
 
 
-def within(p: Problem, **how: bool) -> Made:
-    return same(p, 20, differ=True, **how)
+def within(p: Problem) -> Made:
+    return of_ids(p, fastqt.Within, 20, of_negatives=True)
 
 
 def mask(p: Problem) -> Made:
@@ -152,20 +155,16 @@ def similar(p: Problem) -> Made:
 
 
 FILTERS: dict[str, Callable[[Problem], Made]] = {
-    "same": same,
-    "same of negatives": lambda p: same(p, of_negatives=True),
-    "same twice": lambda p: same(p) | same(p, 13),
-    "same twice, once of negatives": lambda p: same(p, of_negatives=True) | same(p, 13),
-    "within": within,
-    "within of negatives": lambda p: within(p, of_negatives=True),
-    "same within": lambda p: same(p, of_negatives=True) | within(p),
+    **{kind.__name__: partial(of_ids, kind=kind) for kind in OF_IDS},
+    **{f"{kind.__name__} of negatives": partial(of_ids, kind=kind, of_negatives=True) for kind in OF_IDS},
+    "same twice": lambda p: of_ids(p) | of_ids(p, seed=13),
+    "same twice, once of negatives": lambda p: of_ids(p, of_negatives=True) | of_ids(p, seed=13),
+    "same within": lambda p: of_ids(p, of_negatives=True) | within(p),
     "mask": mask,
     "guide": guide,
     "similar": similar,
     "guide and similar": lambda p: guide(p) | similar(p),
-    "all": lambda p: (
-        same(p, of_negatives=True) | within(p, of_negatives=True) | mask(p) | similar(p) | guide(p)
-    ),
+    "all": lambda p: of_ids(p, of_negatives=True) | within(p) | mask(p) | similar(p) | guide(p),
 }
 LOSSES = {
     "softmax": fastqt.contrastive_loss,
@@ -261,7 +260,7 @@ def test_values_and_gradients_are_those_of_whole_scores(M, name, link, diagonal,
     ids=str,
 )
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("name", ["same twice", "within of negatives", "all"])
+@pytest.mark.parametrize("name", ["same twice", "Within of negatives", "all"])
 def test_of_embeddings_that_have_converged(name, link, backend, dtype):
     p = problem(17, link, "keep", converged=True)
     check(p, FILTERS[name](p), dtype, backend=backend)
@@ -285,7 +284,9 @@ def window(M: int, reach: int, is_normalized: bool) -> Tensor:
 @by_backend
 @pytest.mark.parametrize("diagonal", ["zero", "exclude", "keep"])
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("name", ["same", "same twice", "same of negatives", "within", "guide"])
+@pytest.mark.parametrize(
+    "name", [*(kind.__name__ for kind in OF_IDS), "same twice", "Same of negatives", "guide"]
+)
 @pytest.mark.thinned(5)
 def test_the_targets_of_a_window_stay(name, link, diagonal, backend, dtype):
     p = problem(N, link, diagonal)
@@ -302,7 +303,7 @@ def test_the_targets_of_a_matrix_stay(matrix, backend):
     T = drawn(N, 17, seed=50).clamp(min=0)
     T[4] = 0
     targets = T if matrix == "dense" else T.to_sparse_csr()
-    for made in (same(p) | within(p, of_negatives=True), same(p, of_negatives=True) | guide(p)):
+    for made in (of_ids(p) | within(p), of_ids(p, of_negatives=True) | guide(p)):
         check(p, made, torch.float64, targets=targets, T=T, backend=backend)
 
 
@@ -369,7 +370,7 @@ def test_info_nce_of_cosines(name, M, backend, dtype):
         assert relative(gradient, truth) < FOR_DTYPE[dtype], what
 
 
-@pytest.mark.parametrize("kind", [fastqt.Same, fastqt.Within])
+@pytest.mark.parametrize("kind", OF_IDS)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
 def test_candidates_have_the_ids_of_their_queries(kind, dtype):
     x, y = drawn(2, N, D, seed=0)
@@ -406,7 +407,7 @@ def test_nothing_is_excluded_by_nothing():
     assert relative(fastqt.contrastive_loss(x, y, exclude=none), fastqt.contrastive_loss(x, y)) < 1e-13
 
 
-@pytest.mark.parametrize("name", ["same", "mask", "similar"])
+@pytest.mark.parametrize("name", ["Same", "mask", "similar"])
 @pytest.mark.thinned(3)
 def test_what_engines_know_is_one_graph(name):
     torch._dynamo.reset()
@@ -421,7 +422,7 @@ def test_what_engines_know_is_one_graph(name):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by dynamo
-@pytest.mark.parametrize("name", ["same twice", "within of negatives", "all"])
+@pytest.mark.parametrize("name", ["same twice", "Within of negatives", "all"])
 @pytest.mark.thinned(3)
 def test_what_they_do_not_know_breaks_the_graph_and_not_the_loss(name):
     torch._dynamo.reset()
@@ -437,7 +438,7 @@ def test_what_they_do_not_know_breaks_the_graph_and_not_the_loss(name):
     assert relative(*(torch.autograd.grad(each, x)[0] for each in (found, wanted))) < FOR_DTYPE[torch.float64]
 
 
-@pytest.mark.parametrize("name", ["same twice", "within", "all"])
+@pytest.mark.parametrize("name", ["same twice", "Within", "all"])
 def test_under_the_transforms_of_torch_func(name):
     p = problem(N, "softmax", "zero")
     x, filters = (
@@ -458,7 +459,7 @@ def test_under_the_transforms_of_torch_func(name):
 def test_ids_of_a_filter_do_not_change_with_the_users_tensor_after_the_loss():
     """As of all arguments: they are noticed, or do not matter."""
     x = drawn(N, D, seed=0).requires_grad_()
-    for kind in (fastqt.Same, fastqt.Within):
+    for kind in OF_IDS:
         ids = integers(N, 1)
         wanted = torch.autograd.grad(fastqt.log_sum_exp(x, x, exclude=kind(ids.clone())).sum(), x)[0]
         loss = fastqt.log_sum_exp(x, x, exclude=kind(ids)).sum()

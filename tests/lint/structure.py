@@ -29,9 +29,9 @@ LIMITS = {
     "packs": (0, 5),
     "unbroken_bodies": (2, 39),
     "row_scores": (10, 10),
-    "vague_names": (256, 0),
-    "forwarded": (44, 44),
-    "option_records": (3, 1),
+    "vague_names": (249, 0),
+    "forwarded": (42, 44),
+    "option_records": (2, 1),
     "checks_in_bodies": (0, 0),
 }
 

@@ -1,12 +1,9 @@
-"""What leaves the losses of pairs by ids, by parts of a batch and by a margin, beside whole scores.
+"""What leaves the losses of pairs by ids and by a margin, beside whole scores: every kind of filter by ids.
 
-The oracle has all scores of each direction at once in float64, and shares no code with fastqt. The general
-losses are tested in tests/functional/test_exclude.py.
+The general losses are tested in tests/functional/test_exclude.py.
 """
 
 import math
-from itertools import product
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,80 +11,49 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
+from tests.shared.filters import OF_IDS as KINDS
 from tests.shared.loss_views import by_backend, check
+from tests.shared.pair_oracle import (
+    DIRECTIONS,
+    HARDNESS,
+    Ids,
+    Plain,
+    cosines,
+    left,
+    ranked,
+    settings,
+    softmax,
+)
 from tests.shared.tolerances import FLOAT64
 
-N, D, K = 9, 5, 2
+N, D = 9, 5
 SCALE = 7.0
-# No score of a loss is as small, so that its exponential is 0 beside any other, and its gradient too.
-LEAST = -1e4
-Ids = tuple[Tensor, Tensor | None]
-
-
-class Plain(NamedTuple):
-    """What leaves a loss: ids of queries and, if these differ, of documents; and a margin."""
-
-    same: tuple[Ids, ...] = ()
-    within: tuple[Ids, ...] = ()
-    margin: tuple[float, str] | None = None
-
-    @property
-    def exclude(self) -> list[object]:
-        filters: list[object] = [fastqt.Same(*x) for x in self.same]
-        filters += [fastqt.Within(*x) for x in self.within]
-        return filters + ([] if self.margin is None else [fastqt.Margin(*self.margin)])
-
-    def between(self, rows: str, columns: str) -> Tensor:
-        """Which cells of two sides leave by their ids, (N, N)."""
-        leave = torch.zeros(N, N, dtype=torch.bool)
-        for ids in self.same:
-            leave |= of_side(ids, rows)[:, None] == of_side(ids, columns)
-        for ids in self.within:
-            leave |= of_side(ids, rows)[:, None] != of_side(ids, columns)
-        return leave
-
-    def of_hard_negatives(self, rows: str) -> Tensor:
-        """The same of hard negatives, which are in the parts of their queries and have no ids."""
-        return Plain(within=tuple((of_side(x, rows), x[0]) for x in self.within)).between("query", "document")
-
-    def above(self, similar: Tensor, positive: Tensor) -> Tensor:
-        """Which cells are too similar for a pair's own similarity, (N, M)."""
-        if self.margin is None:
-            return torch.zeros_like(similar, dtype=torch.bool)
-        margin, strategy = self.margin
-        most = positive + margin * (positive.abs() if strategy == "relative" else 1)
-        return similar > most[:, None]
-
-
-def of_side(ids: Ids, side: str) -> Tensor:
-    queries, documents = ids
-    return queries if side == "query" or documents is None else documents
-
-
 NOTHING = Plain()
 PAIRS = torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 5])  # one id a pair
 OF_QUERIES, OF_DOCUMENTS = (
     torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6]),
     torch.tensor([1, 2, 1, 3, 4, 4, 0, 6, 5]),
 )
-PARTS, OTHER_PARTS = torch.arange(N) // 5, torch.arange(N) % 2
+PARTS = torch.arange(N) // 5
+SAME, WITHIN = Ids(fastqt.Same, OF_QUERIES, OF_DOCUMENTS), Ids(fastqt.Within, PARTS)
 OF_IDS = {
-    "same of pairs": Plain(same=((PAIRS, None),)),
-    "same of two ids": Plain(same=((OF_QUERIES, OF_DOCUMENTS),)),
-    "same twice": Plain(same=((PAIRS, None), (OF_QUERIES, OF_DOCUMENTS))),
-    "within": Plain(within=((PARTS, None),)),
-    "within of two ids": Plain(within=((PARTS, OTHER_PARTS),)),
-    "same and within": Plain(same=((OF_QUERIES, OF_DOCUMENTS),), within=((PARTS, None),)),
+    **{f"{kind.__name__} of pairs": Plain((Ids(kind, PARTS * 2 + torch.arange(N) % 2),)) for kind in KINDS},
+    **{f"{kind.__name__} of two ids": Plain((Ids(kind, PARTS, torch.arange(N) % 2),)) for kind in KINDS},
+    "same twice": Plain((Ids(fastqt.Same, PAIRS), SAME)),
+    "same and within": Plain((SAME, WITHIN)),
 }
+SPARING = fastqt.Margin(-0.35, spare_own_negatives=True)
 WITH_MARGINS = {
-    "margin": Plain(margin=(-0.35, "absolute")),
-    "same and margin": Plain(same=((OF_QUERIES, OF_DOCUMENTS),), margin=(-0.3, "relative")),
-    "all": Plain(((PAIRS, None),), ((PARTS, None),), (-0.35, "absolute")),
+    "margin": Plain(margin=fastqt.Margin(-0.35)),
+    "margin that spares": Plain(margin=SPARING),
+    "same and margin": Plain((SAME,), fastqt.Margin(-0.3, "relative")),
+    "all": Plain((Ids(fastqt.Same, PAIRS), WITHIN), SPARING),
 }
 ALL = {**OF_IDS, **WITH_MARGINS}
 by_converged = pytest.mark.parametrize("converged", [False, True])
 of_ids = pytest.mark.parametrize("plain", OF_IDS.values(), ids=OF_IDS)
 of_all = pytest.mark.parametrize("plain", ALL.values(), ids=ALL)
+EYE = torch.eye(N, dtype=torch.bool)
 
 
 def rows(converged: bool, sets: int = 0) -> list[Tensor]:
@@ -99,42 +65,8 @@ def rows(converged: bool, sets: int = 0) -> list[Tensor]:
     return [x.requires_grad_() for x in (first, second, *hard)]
 
 
-def cosines(a: Tensor, b: Tensor) -> Tensor:
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
-
-
-def softmax(positive: Tensor, others: list[Tensor], copies: int = 1) -> Tensor:
-    """The cross-entropy of a positive that is there several times, without what nearly cancels."""
-    least = torch.full((N, 1), LEAST, dtype=torch.float64)
-    lead = torch.cat([least, *others], 1).logsumexp(1) - positive - math.log(copies)
-    return math.log(copies) - F.logsigmoid(-lead)
-
-
-def left(scores: Tensor, *leave: Tensor) -> Tensor:
-    for each in leave:
-        scores = scores.masked_fill(each, -math.inf)
-    return scores
-
-
-EYE = torch.eye(N, dtype=torch.bool)
-
-
-def one_direction(
-    a: Tensor, b: Tensor, plain: Plain, rows: str, columns: str, hard: list[Tensor] = ()
-) -> Tensor:
-    """The loss of each row of a, whose positives are those of b."""
-    C = cosines(a, b)
-    pair = C.diagonal()
-    others = [left(SCALE * C, EYE, plain.between(rows, columns), plain.above(C, pair))]
-    for x in hard:
-        C = cosines(a, x)
-        others.append(left(SCALE * C, plain.of_hard_negatives(rows), plain.above(C, pair)))
-    return softmax(SCALE * pair, others)
-
-
 def both_directions(a: Tensor, b: Tensor, plain: Plain) -> Tensor:
-    there = one_direction(a, b, plain, "query", "document")
-    return (there + one_direction(b, a, plain, "document", "query")) / 2
+    return ranked(a, b, (), plain, DIRECTIONS[::2], "per_direction", scale=SCALE)
 
 
 @by_backend
@@ -185,13 +117,7 @@ def test_simcse(plain, sets, weight, converged, backend):
     if not sets and weight:
         pytest.skip("a weight is of hard negatives")
     z1, z2, *hard = inputs = rows(converged, sets)
-    C = cosines(z1, z2)
-    pair = C.diagonal()
-    others = [left(SCALE * C, EYE, plain.between("query", "document"), plain.above(C, pair))]
-    for z in hard:
-        C = cosines(z1, z)
-        leave = (plain.of_hard_negatives("query"), plain.above(C, pair))
-        others.append(left(SCALE * C + weight * EYE, *leave))
+    wanted = ranked(z1, z2, hard, plain, scale=SCALE, weight=weight)
     z3 = {0: lambda: None, 1: lambda: hard[0], 3: lambda: torch.stack(hard, 1)}[sets]()
     found = fastqt.simcse_loss(
         *(z1, z2, z3),
@@ -201,56 +127,19 @@ def test_simcse(plain, sets, weight, converged, backend):
         reduction="none",
         backend=backend,
     )
-    check(found, softmax(SCALE * pair, others), inputs)
+    check(found, wanted, inputs)
 
 
-DIRECTIONS = ("query_to_query", "doc_to_query", "doc_to_doc")
-SETTINGS = [
-    (("query_to_doc", *more), "joint")
-    for more in (
-        (x for x, is_in in zip(DIRECTIONS, bits, strict=True) if is_in) for bits in product((0, 1), repeat=3)
-    )
-] + [(("query_to_doc",), "per_direction"), (("query_to_doc", "doc_to_query"), "per_direction")]
-
-
-def ranked(
-    q: Tensor, d: Tensor, hard: list[Tensor], plain: Plain, directions: tuple, mode: str, raised: str | None
-) -> Tensor:
-    """Multiple negatives ranking; `raised` are the scores with documents that have twice their size."""
-    similar = cosines(q, d)
-    pair = similar.diagonal()
-
-    def cells(a: Tensor, b: Tensor, stay: Tensor, *leave: Tensor, more: Tensor | bool = False) -> Tensor:
-        C = cosines(a, b)
-        scores = SCALE * C + torch.where(torch.as_tensor(more), SCALE * C.detach(), 0.0)
-        return left(scores, ~stay, *leave, plain.above(C, pair))
-
-    everything = torch.ones_like(EYE)
-    in_batch = ~EYE & (raised in ("in_batch_negatives", "all_negatives"))
-    of_own = EYE & (raised in ("hard_negatives", "all_negatives"))
-    blocks = {"query_to_doc": [cells(q, d, ~EYE, plain.between("query", "document"), more=in_batch)]}
-    for x in hard:
-        leave = plain.of_hard_negatives("query")
-        blocks["query_to_doc"].append(cells(q, x, everything, leave, more=in_batch | of_own))
-    blocks["query_to_query"] = [cells(q, q, ~EYE, plain.between("query", "query"))]
-    blocks["doc_to_query"] = [cells(d, q, ~EYE, plain.between("document", "query"))]
-    blocks["doc_to_doc"] = [cells(d, d, ~EYE, plain.between("document", "document"))]
-    blocks["doc_to_doc"] += [cells(d, x, ~EYE, plain.of_hard_negatives("document")) for x in hard]
-    if mode == "per_direction":
-        return torch.stack([softmax(SCALE * pair, blocks[name]) for name in directions]).mean(0)
-    copies = 2 if "doc_to_query" in directions else 1
-    return softmax(SCALE * pair, [x for name in directions for x in blocks[name]], copies)
-
-
-@pytest.mark.parametrize(("directions", "mode"), SETTINGS, ids=[f"{len(x)}{x[1:]}-{y}" for x, y in SETTINGS])
+@pytest.mark.parametrize(("directions", "mode"), settings(), ids=str)
 @pytest.mark.parametrize("sets", [0, 1, 2])
 @of_all
 @pytest.mark.thinned(5)
 def test_ranking(plain, sets, directions, mode):
     for number, converged in enumerate((False, True)):
-        raised = (None, "in_batch_negatives", "hard_negatives", "all_negatives")[(2 * sets + number) % 4]
+        raised = HARDNESS[(2 * sets + number) % 4]
         queries, *documents = inputs = rows(converged, sets)
-        wanted = ranked(queries, documents[0], documents[1:], plain, directions, mode, raised)
+        pairs = documents[0], documents[1:]
+        wanted = ranked(queries, *pairs, plain, directions, mode, raised, scale=SCALE, strength=SCALE)
         found = fastqt.multiple_negatives_ranking_loss(
             *(queries, documents),
             scale=SCALE,
@@ -268,9 +157,8 @@ def test_ranking(plain, sets, directions, mode):
 @of_all
 def test_ranking_of_other_engines(plain, backend):
     queries, *documents = inputs = rows(False, 1)
-    directions = ("query_to_doc", *DIRECTIONS)
-    wanted = ranked(queries, documents[0], documents[1:], plain, directions, "joint", None)
-    options = {"scale": SCALE, "directions": directions, "reduction": "none", "backend": backend}
+    wanted = ranked(queries, documents[0], documents[1:], plain, DIRECTIONS, scale=SCALE)
+    options = {"scale": SCALE, "directions": DIRECTIONS, "reduction": "none", "backend": backend}
     found = fastqt.multiple_negatives_ranking_loss(queries, documents, exclude=plain.exclude, **options)
     check(found, wanted, inputs)
 
@@ -346,7 +234,7 @@ def test_mixcse(plain, converged, backend):
     pair = C.diagonal()
     others = [
         left(SCALE * C, EYE, plain.between("query", "document"), plain.above(C, pair)),
-        left(SCALE * of_mixture, plain.above(of_mixture, pair)),
+        left(SCALE * of_mixture, plain.above(of_mixture, pair) & ~torch.tensor(plain.spares)),
     ]
     options = {"mix": 0.3, "scale": SCALE, "reduction": "none", "backend": backend}
     found = fastqt.mixcse_loss(z1, z2, exclude=plain.exclude, **options)
@@ -393,24 +281,15 @@ def test_info_nce_of_negatives(plain, converged):
     queries, candidates, hard = inputs = rows(converged, 1)
     negatives = torch.arange(N) % 5
     C, of_hard = cosines(queries, candidates), cosines(queries, hard)
-    pair = C.diagonal()
-    leave = torch.zeros_like(EYE)
-    for x, _ in plain.same:
-        leave |= x[:, None] == negatives
-    for x, _ in plain.within:
-        leave |= x[:, None] != negatives
+    pair, leave = C.diagonal(), torch.zeros_like(EYE)
+    for x in plain.ids:
+        leave |= KINDS[x.kind](x.queries[:, None], negatives)
     others = [
         left(SCALE * C, EYE, plain.between("query", "document"), plain.above(C, pair)),
         left(SCALE * of_hard, leave, plain.above(of_hard, pair)),
     ]
-    exclude = [fastqt.Same(*x, negative_ids=negatives) for x in with_both(plain.same)]
-    exclude += [fastqt.Within(*x, negative_ids=negatives) for x in with_both(plain.within)]
-    exclude += plain._replace(same=(), within=()).exclude
-    found = fastqt.info_nce_loss(
-        queries, candidates, negatives=hard, scale=SCALE, exclude=exclude, reduction="none"
-    )
+    exclude = [x.kind(x.queries, x.of("document"), negatives) for x in plain.ids]
+    exclude += plain._replace(ids=()).exclude
+    options = {"negatives": hard, "scale": SCALE, "exclude": exclude, "reduction": "none"}
+    found = fastqt.info_nce_loss(queries, candidates, **options)
     check(found, softmax(SCALE * pair, others), inputs, 4 * FLOAT64)
-
-
-def with_both(given: tuple[Ids, ...]) -> list[tuple[Tensor, Tensor]]:
-    return [(x, of_side((x, y), "document")) for x, y in given]

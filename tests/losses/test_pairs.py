@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from tests.shared.loss_views import N, by_backend, check, cosines, views
+from tests.shared.loss_views import N, check, cosines, views
 from tests.shared.tolerances import (
     FLOAT32,
     FOR_DTYPE,
@@ -61,26 +61,6 @@ def test_the_triton_engine_too():
     for loss, of_scores in ((fastqt.info_nce_loss, cross_entropy), (fastqt.clip_loss, both_ways)):
         expected = of_scores(3 * cosines(a, b), 0.2)
         check(loss(a, b, backend="triton", **options), expected, [a, b], FLOAT32)
-
-
-@by_backend
-@pytest.mark.parametrize("strategy", ["absolute", "relative"])
-@pytest.mark.parametrize("weight", [0.0, 1.5])
-def test_false_negatives_leave_by_their_cosines(backend, weight, strategy):
-    """A hard negative is compared without its weight."""
-    z1, z2, z3 = inputs = views(N, N, N)
-    cosine = torch.cat([cosines(z1, z2), cosines(z1, z3)], 1)
-    positive = cosine.diagonal()[:, None]
-    most = (positive + (0.12 if strategy == "absolute" else 0.12 * positive.abs())).detach()
-    above = (cosine > most) & ~torch.eye(N, 2 * N, dtype=torch.bool)
-    assert above[:, :N].any()
-    assert above[:, N:].diagonal().any()
-    own = torch.eye(N, dtype=torch.float64)
-    scores = 20 * cosine + weight * torch.cat([torch.zeros_like(own), own], 1)
-    expected = F.cross_entropy(scores.masked_fill(above, -torch.inf), torch.arange(N))
-    exclude = fastqt.Margin(0.12, strategy)
-    loss = fastqt.simcse_loss(z1, z2, z3, hard_negative_weight=weight, backend=backend, exclude=exclude)
-    check(loss, expected, inputs)
 
 
 @pytest.mark.parametrize(

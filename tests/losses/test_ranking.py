@@ -11,7 +11,7 @@ from fastqt.engines.cpu import clip, contrastive
 from tests.shared.draws import Draws, Seeded
 from tests.shared.excluding import excluding
 from tests.shared.loss_views import by_backend, by_memory
-from tests.shared.ranking_oracle import DIRECTIONS, HARDNESS, ranking, settings
+from tests.shared.pair_oracle import DIRECTIONS, HARDNESS, ranking, settings
 from tests.shared.ring_memory import Live
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 

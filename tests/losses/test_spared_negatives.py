@@ -1,4 +1,4 @@
-"""A margin that spares a row's own negatives: they stay for their own query, and may leave for others."""
+"""A margin that spares the negatives of a row's own, of the general losses; test_exclude.py has those of pairs."""
 
 from __future__ import annotations
 
@@ -59,54 +59,6 @@ def test_row_negatives(backend, several):
         return softmax(SCALE * positive, [cells, SCALE * (r.view(N, -1, D) @ q[:, :, None]).squeeze(2)])
 
     embeddings = drawn(1, N, D), drawn(2, N, D), rows
-    spared = check(loss, oracle, *embeddings)
-    assert not torch.allclose(spared, loss(*embeddings, exclude=fastqt.Margin(MARGIN)))
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.7])
-@pytest.mark.parametrize("several", [False, True])
-def test_hard_negatives_of_simcse(weight, several):
-    z3 = drawn(3, N, K, D) if several else drawn(3, N, D)
-
-    def loss(a, b, c, exclude=SPARED):
-        how = {"scale": SCALE, "hard_negative_weight": weight, "reduction": "none"}
-        return fastqt.simcse_loss(a, b, c, exclude=exclude, **how)
-
-    def oracle(a, b, c):
-        a, b, *sets = unit(a, b, *c.view(N, -1, D).unbind(1))
-        positive, others = (a * b).sum(1), ~torch.eye(N, dtype=torch.bool)
-        cells = [below(a @ x.T, positive)[others].view(N, N - 1) for x in (b, *sets)]
-        own = [(SCALE * (a * x).sum(1) + weight)[:, None] for x in sets]
-        return softmax(SCALE * positive, [*cells, *own])
-
-    embeddings = drawn(1, N, D), drawn(2, N, D), z3
-    spared = check(loss, oracle, *embeddings)
-    assert not torch.allclose(spared, loss(*embeddings, exclude=fastqt.Margin(MARGIN)))
-
-
-@pytest.mark.parametrize(
-    "directions", [("query_to_doc",), ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")]
-)
-def test_hard_negatives_of_ranking(directions):
-    def loss(q, p, first, second, exclude=SPARED):
-        how = {"scale": SCALE, "directions": directions, "reduction": "none"}
-        loss = fastqt.multiple_negatives_ranking_loss
-        return loss(q, [p, first, second], exclude=exclude, **how)
-
-    def oracle(q, p, *sets):
-        q, p, *sets = unit(q, p, *sets)
-        positive, others = (q * p).sum(1), ~torch.eye(N, dtype=torch.bool)
-
-        def off(a, b):
-            return below(a @ b.T, positive)[others].view(N, N - 1)
-
-        cells = [off(q, x) for x in (p, *sets)] + [SCALE * (q * x).sum(1)[:, None] for x in sets]
-        if len(directions) > 1:
-            # The positive is among the scores of documents and queries once more.
-            cells += [off(q, q), off(p, q), SCALE * positive[:, None], *(off(p, x) for x in (p, *sets))]
-        return softmax(SCALE * positive, cells)
-
-    embeddings = [drawn(seed, N, D) for seed in range(1, 5)]
     spared = check(loss, oracle, *embeddings)
     assert not torch.allclose(spared, loss(*embeddings, exclude=fastqt.Margin(MARGIN)))
 

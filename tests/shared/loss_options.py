@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fastqt
 from tests.shared.every_loss import EVERY_LOSS, D
+from tests.shared.filters import OF_IDS
 
 N = 6  # rows
 LOSSES = sorted(name for name in fastqt.__all__ if name.endswith("_loss") or name == "log_sum_exp")
@@ -81,11 +82,12 @@ def filters(name: str) -> dict[str, Any]:
     found = {
         "Margin": fastqt.Margin(-0.2),
         "Margin, relative": fastqt.Margin(-0.7, "relative"),
-        "Same": fastqt.Same(ids % 3, columns % 3),
+        **{kind.__name__: kind(ids * 2 % 5, columns * 2 % 5 // 2) for kind in OF_IDS},
         "Same of other ids": fastqt.Same(ids // 2, columns.roll(2) // 2),
-        "Same of negatives": fastqt.Same(ids % 3, columns % 3, torch.arange(K) // 2),
-        "Within": fastqt.Within(ids // 3, columns // 3),
-        "Within of negatives": fastqt.Within(ids // 3, columns // 3, torch.arange(K) // 3),
+        **{
+            f"{kind.__name__} of negatives": kind(ids // 3, columns // 3, torch.arange(K) % 2)
+            for kind in OF_IDS
+        },
         "Guide": fastqt.Guide(rows(N, 3, seed=7), rows(N, 3, seed=8)),
         "Above": fastqt.Above(rows(N, seed=12) - 1),
         "mask": torch.eye(N, M).roll(2, 0).bool(),
@@ -95,10 +97,7 @@ def filters(name: str) -> dict[str, Any]:
         "mask and Same": [torch.eye(N, M).roll(2, 0).bool(), fastqt.Same(ids % 3, columns % 3)],
     }
     if M == N:
-        found |= {
-            "Same of pairs": fastqt.Same(ids % 5 // 4 + ids % 2 * 2),
-            "Within of pairs": fastqt.Within(ids // 5),
-        }
+        found |= {f"{kind.__name__} of pairs": kind(ids % 5 // 4 + ids % 2 * 2) for kind in OF_IDS}
     if "negatives" not in parameters(name):
         found = {what: x for what, x in found.items() if "of negatives" not in what}
     return {what: x for what, x in found.items() if _is_taken(name, x)}

@@ -19,6 +19,7 @@ from torch import Tensor
 import fastqt
 from tests.shared import oracle
 from tests.shared.draws import Drawn, Draws, Source
+from tests.shared.filters import OF_IDS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ALL_DTYPES = (*DTYPES, torch.float64)
@@ -370,7 +371,7 @@ class Maker(Draws):
             # Negatives are a problem of their own where there are distances.
             if "negatives" in arguments and "similarity" not in arguments and self.flag():
                 ids.append(self.ids(len(arguments["negatives"])))
-            kind, compare = self.choice(((fastqt.Same, np.equal), (fastqt.Within, np.not_equal)))
+            kind, compare = self.choice(tuple(OF_IDS.items()))
             of_query, *of_columns = (x.numpy() for x in ids)
             cells = [compare(of_query[:, None], x) for x in of_columns]
             problem.exclude(kind(*ids), cells[0] & no_target, *cells[1:])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fastqt
 from fastqt.distributed import Group, agreement
+from tests.shared.filters import BY_NAME
 
 WIDTH = 12
 HOSTNAME = socket.gethostname
@@ -96,7 +97,7 @@ class Batch:
         self.counts = {"queries": case.counts, "candidates": self.candidate_counts}
         self.fixed: dict[str, Any] = {}
         self.guide: dict[str, Tensor] = {}
-        self.ids: list[tuple[type, dict[str, Tensor]]] = []  # of `Same` and `Within`
+        self.ids: list[tuple[type, dict[str, Tensor]]] = []  # of filters
         for name in case.given:
             self._add(name, draw, generator, N, M)
         self.leaves = {name: x.to(case.dtype) for name, x in self.leaves.items()}
@@ -127,8 +128,8 @@ class Batch:
             self.leaves[name] = torch.tensor(1.7 if name == "scale" else -0.8, dtype=torch.float64)
         elif name == "biases":
             self.leaves["bias"], self.counts["bias"] = draw(M), self.candidate_counts
-        elif name in ("same", "same_of_pairs", "same_of_negatives", "within", "within_of_negatives"):
-            kind, high = (fastqt.Within, 2) if name.startswith("within") else (fastqt.Same, 5)
+        elif (kind := BY_NAME.get(name.partition("_")[0])) is not None:
+            high = 2 if kind is fastqt.Within else 5
             ids = {"query_ids": integers(high, N)}
             if not name.endswith("pairs"):
                 ids["candidate_ids"] = integers(high, M)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fastqt
-from tests.shared.ranking_oracle import DIRECTIONS, ranking
+from tests.shared.pair_oracle import DIRECTIONS, ranking
 from tests.shared.tolerances import FLOAT32, TWO_ROUNDINGS, relative
 
 N, D = 18, 16

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import fastqt
+from fastqt.exclusions import OfIds
 from tests.fuzz.refusals import check_argument_refusal
 from tests.fuzz.source import Bytes
 from tests.shared.problem_check import check
@@ -109,7 +110,7 @@ FILTERS: tuple[Any, ...] = (
     fastqt.Margin(0.1),
     fastqt.Margin(-2, "relative"),
     fastqt.Above(torch.zeros(3)),
-    *(kind(*ids) for kind in (fastqt.Same, fastqt.Within) for ids in ((IDS,), (IDS[:2], IDS), (IDS,) * 3)),
+    *(kind(*ids) for kind in OfIds.__subclasses__() for ids in ((IDS,), (IDS[:2], IDS), (IDS,) * 3)),
     fastqt.Same(torch.zeros(0, dtype=torch.int64)),
     fastqt.Guide(torch.ones(2, 2), torch.ones(3, 2)),
     fastqt.Guide(torch.ones(3, 1), torch.ones(3, 1), negatives=torch.ones(2, 1)),

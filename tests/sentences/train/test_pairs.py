@@ -17,8 +17,8 @@ from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
 from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.training import Training
+from tests.shared.pair_oracle import ranking
 from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
-from tests.shared.ranking_oracle import ranking
 from tests.shared.trainings import assert_same_run, metrics, on_ranks, stopping
 
 SMALL = {"model": "pairs", "word_dim": 12, "batch_size": 50, "report_every": 1, "clip": 0.0}
