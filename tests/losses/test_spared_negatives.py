@@ -1,4 +1,4 @@
-"""A margin that spares the negatives of a row's own, of the general losses; test_exclude.py has those of pairs."""
+"""A margin that spares a row's own negatives, of the general losses; test_exclude.py has those of pairs."""
 
 from __future__ import annotations
 
