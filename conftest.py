@@ -24,7 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="select the tests that use the benchmark fixture, and time them",
     )
-    parser.addoption("--sanitize-problems", help="how many random problems run under each sanitizer")
+    parser.addoption(
+        "--sanitize-losses", action="store_true", help="run the tests of the losses under each sanitizer"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,55 +1,49 @@
-"""Fuzzes one target or all of them, and stores what came of it.
+"""Fuzzes a target until an input is a finding, or the time is over.
 
-python -m tests.fuzz corpus --minutes 10
-python -m tests.fuzz all --minutes 60              an equal share for each target
-python -m tests.fuzz corpus --inputs 1000000       until so many inputs have been executed
-python -m tests.fuzz corpus --keep FILE            adds it to the inputs that the tests replay
+python -m tests.fuzz corpus -max_total_time=600    # and whatever else libFuzzer takes
+python -m tests.fuzz corpus --keep FILE            # adds it to the inputs that the tests replay
 
-The corpus that a target has learnt lies in build/fuzz/corpus, findings in build/fuzz/findings.
+What a target has learnt lies in build/fuzz/TARGET, and there an input that was a finding, as crash-*.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
 from pathlib import Path
 
-from tests.fuzz.campaign import campaign
-from tests.fuzz.inputs import keep
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.inputs import keep, unpack
+from tests.fuzz.targets import INSTRUMENTED, TARGETS, load
+
+BUILD = Path(__file__).parents[2] / "build" / "fuzz"
+LONGEST = {"contrastive_loss": 160}  # bytes of an input; 4096 of a file
 
 
-def command_line(
-    program: str,
-    text: str | None,
-    targets: Sequence[str],
-    fuzz: Callable[[str, float | None, int | None], int],
-    with_files: dict[str, Callable[[str, Path], int]],
-) -> int:
-    """Fuzzes what the command line asks for, or does one of `with_files`; returns the exit status."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=text, formatter_class=form)
-    parser.add_argument("target", choices=(*targets, "all"))
-    parser.add_argument("--minutes", type=float, help="how long, all targets together")
-    parser.add_argument("--inputs", type=int, help="stop a target after so many inputs")
-    for name in with_files:
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    for name, function in with_files.items():
-        if (file := getattr(options, name)) is not None:
-            return function(options.target, file)
-    if options.minutes is None and options.inputs is None:
-        parser.error("want --minutes, --inputs or both")
-    asked = targets if options.target == "all" else (options.target,)
-    seconds = None if options.minutes is None else 60 * options.minutes / len(asked)
-    return 1 if sum(fuzz(target, seconds, options.inputs) for target in asked) else 0
+def fuzz(target: str, *arguments: str) -> None:
+    """Does not return: libFuzzer ends the process, with another status than 0 where there is a finding."""
+    import atheris
+
+    learnt = BUILD / target
+    learnt.mkdir(parents=True, exist_ok=True)
+    limits = ["-timeout=60", "-rss_limit_mb=3072", f"-max_len={LONGEST.get(target, 4096)}"]
+    folders = [str(learnt), str(unpack(target, BUILD / "kept" / target))]
+    with atheris.instrument_imports(include=list(INSTRUMENTED[target])):
+        run = load(target)
+    command = [sys.argv[0], *limits, f"-artifact_prefix={learnt}/", *arguments, *folders]
+    atheris.Setup(command, lambda data: run(data) and None)
+    atheris.Fuzz()
 
 
-def keep_file(target: str, file: Path) -> int:
-    keep(target, file.read_bytes())
-    return 0
+def main(target: str, *arguments: str) -> None:
+    if target not in TARGETS:
+        raise SystemExit(f"target: want one of {', '.join(TARGETS)}, got {target}")
+    if arguments[:1] == ("--keep",):
+        keep(target, Path(arguments[1]).read_bytes())
+        return
+    if Path("/dev/shm").is_dir():
+        tempfile.tempdir = "/dev/shm"  # where the files of inputs lie in memory
+    fuzz(target, *arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line("tests.fuzz", __doc__, TARGETS, campaign, {"keep": keep_file}))
+    main(*(sys.argv[1:] or [""]))

@@ -1,11 +1,5 @@
-"""The fuzz targets on their seeds and on every input that was a finding once, without the fuzzer.
+"""The fuzz targets on their seeds and on every input that was a finding once, without the fuzzer."""
 
-And what the runner makes of exceptions: a file for each place.
-"""
-
-import errno
-import mmap
-import re
 import warnings
 from pathlib import Path
 
@@ -13,7 +7,6 @@ import pytest
 
 from tests.fuzz import files
 from tests.fuzz import inputs as inputs_of_targets
-from tests.fuzz.findings import Findings, signature
 from tests.fuzz.inputs import inputs, keep, unpack, write
 from tests.fuzz.refusals import UnhelpfulRefusalError, check_argument_refusal, check_file_refusal
 from tests.fuzz.targets import TARGETS, load, memory_limited
@@ -68,49 +61,3 @@ def test_a_refusal_that_does_not_help_is_a_finding(message):
 def test_a_refusal_that_helps_is_none():
     check_file_refusal(ValueError("x.txt: line 3 is not UTF-8"), Path("/folder/x.txt"))
     check_argument_refusal(ValueError("scale: want a number, got None"), {"scale"})
-
-
-def test_memory_beyond_the_limit_is_refused():
-    # A mapping is always new memory, where malloc may have enough left over from other tests of the process.
-    with memory_limited(1 << 24):
-        mmap.mmap(-1, 1 << 20).close()
-        with pytest.raises(OSError, match=rf"^\[Errno {errno.ENOMEM}\]"):
-            mmap.mmap(-1, 1 << 28)
-    mmap.mmap(-1, 1 << 28).close()
-
-
-def finds(data: bytes) -> bool:
-    if b"bad" in data:
-        raise KeyError("bad")
-    if len(data) > 20:
-        raise KeyError("long")
-    return True
-
-
-def raised(data: bytes) -> Exception:
-    with pytest.raises(KeyError) as caught:
-        finds(data)
-    return caught.value
-
-
-def test_a_place_is_stored_once(tmp_path):
-    findings = Findings(tmp_path / "new")
-    for data in (b"bad 1", b"bad 2", b"x" * 30):
-        findings.add(data, raised(data))
-    kept = {path.read_bytes() for path in (tmp_path / "new").iterdir() if not path.suffix}
-    assert kept == {b"bad 1", b"x" * 30}
-    assert sorted(findings.counts.values()) == [1, 2]
-    text = "".join(path.read_text() for path in (tmp_path / "new").glob("*.txt"))
-    assert text.count("Traceback") == 2
-
-
-def test_a_signature_names_the_cause():
-    try:
-        try:
-            finds(b"bad")
-        except KeyError as error:
-            raise ValueError("more") from error
-    except ValueError as error:
-        found = signature(error)
-    here = r"tests/fuzz/test_replay\.py:\d+"
-    assert re.fullmatch(f"ValueError at {here} from KeyError at {here}", found)

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 from tests.csrc import building
-from tests.fuzz.native.build import compiler as clang
 
 # Those of the package, in setup.py.
 OPTIMISED = ("-O3", "-std=c++20", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-Icsrc")
@@ -31,6 +30,7 @@ SOURCES = (
     "csrc/cpu/panel_product.cpp",
 )
 PROGRAM = "tests/csrc/cpu/passes.cpp"
+CLANGS = (*(f"clang++-{version}" for version in range(19, 13, -1)), "clang++")
 INTERFACE = ("-O0", "-std=c++20", "-Icsrc")  # its flags: it only hands arguments over
 HEADERS = (
     *("csrc/cpu/row_passes.h", "csrc/cpu/gru_rows.h", "csrc/cpu/vector_math.h"),
@@ -60,7 +60,7 @@ class Processor:
     def command(self) -> str | None:
         """The compiler's command, if there is one."""
         if self.compiler == "clang":
-            return clang()
+            return next(filter(None, map(shutil.which, CLANGS)), None)
         if self.compiler == "g++":
             return building.compiler()
         return shutil.which("aarch64-linux-gnu-g++")
