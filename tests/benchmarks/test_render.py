@@ -4,12 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import conftest, exactness, precision
+from benchmarks import exactness, precision
 from benchmarks.allocator import GIVEN_BACK, KEPT, allocator_table
 from benchmarks.measure import run_tables
 from benchmarks.measure.tables import alignment, rounded, table
@@ -102,41 +101,6 @@ def test_the_tables_of_a_stored_run_are_those_of_the_documents():
     found = run_tables.tables_of(newest_run())
     assert run_tables.TABLES.keys() - OWN_RUNS == found.keys()
     assert {name: shown[name] for name in found} == found
-
-
-class Reporter(list):
-    def section(self, title):
-        self.append(f"== {title}")
-
-    def write_line(self, line):
-        self.append(line)
-
-
-def config(benchmarks, is_asked):
-    return SimpleNamespace(getoption=lambda name: is_asked, _benchmarksession=benchmarks)
-
-
-def test_the_summary_has_the_tables_of_what_has_run():
-    (stored,) = (each for each in newest_run()["benchmarks"] if each["name"].startswith("test_call"))
-    done = SimpleNamespace(
-        name=stored["name"],
-        extra_info=stored["extra_info"],
-        stats=SimpleNamespace(rounds=3, median=stored["stats"]["median"]),
-    )
-    failed = SimpleNamespace(name="test_loss", extra_info={}, stats=SimpleNamespace(rounds=0))
-    reporter = Reporter()
-    conftest.pytest_terminal_summary(
-        reporter, config(SimpleNamespace(benchmarks=[done, failed]), is_asked=True)
-    )
-    title, table, machine = reporter
-    assert title == "== call"
-    assert table == run_tables.call_table(newest_run())
-    assert re.match(r"\nMeasured on: .+, \d+ threads?, \w+, Python 3\.", machine)
-
-    for session, is_asked in ((SimpleNamespace(benchmarks=[done]), False), (None, True)):
-        silent = Reporter()
-        conftest.pytest_terminal_summary(silent, config(session, is_asked))
-        assert silent == []
 
 
 @pytest.mark.slow

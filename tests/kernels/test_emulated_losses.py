@@ -105,30 +105,3 @@ def test_all_schedules_of_one_loss():
 
 def test_every_loss_is_listed():
     assert sorted(lines("--list")[0]) == sorted(name for names in ALL.values() for name in names)
-
-
-@functools.cache
-def faults():
-    return {result["fault"]: result for result in lines("--faults")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *("a barrier is missing", "a copy is waited for too late", "a store is beyond its row"),
-        *("loads are not masked", "a matrix is read from elsewhere", "a sum exchanges with another lane"),
-        *("the last block does not acquire", "two warps have an element"),
-        *("blocks are not ordered", "a block is ordered with itself alone"),
-    ],
-)
-def test_what_is_planted_into_kernels_is_found(fault):
-    result = faults()[fault]
-    if result["wanted"] == "late":
-        assert result["kinds"] == ["race"]
-        assert any(not error <= 0.01 for error in result["errors"])  # some are NaN
-    elif result["wanted"] == "values":
-        assert result["kinds"] in ([], ["values"])
-        assert any(error > 0.01 for error in result["errors"])
-    else:
-        assert result["kinds"] == [result["wanted"]]

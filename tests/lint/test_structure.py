@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from tests.lint import structure
-from tests.lint.structure import FIGURES, LIMITS, Source
+from tests.lint.structure import FIGURES, Source
 
 FIELDS = [f"field{number}" for number in range(14)]
 PROBLEM = "class Problem:\n" + "".join(f"    {name}: int\n" for name in FIELDS) + "    kind: ClassVar[str]\n"
@@ -75,23 +75,6 @@ def test_a_figure_counts_what_it_says(name, text, lines):
     assert sorted(counted(name, text)) == lines
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_figures_of_the_front_count_nothing_elsewhere(name):
-    text = """
-        def f(o: dict[str, Any]):
-            if group is None: o['scale']
-        @loss()
-        def l(call, *, scale):
-            check_scale(scale=scale)
-        class Options:
-            scale: float
-            memory: str
-            backend: str
-    """
-    assert counted(name, text)
-    assert not counted(name, text, "fastqt/engines/cpu/clip.py")
-
-
 @pytest.mark.parametrize(
     ("statements", "lines"),
     [
@@ -105,27 +88,6 @@ def test_figures_of_the_front_count_nothing_elsewhere(name):
 def test_bodies_are_unbroken_without_a_blank_line(statements, lines):
     text = "def f():\n" + "".join(f"    {line}\n" if line else "\n" for line in statements)
     assert counted("unbroken_bodies", text + "\n\nx = 2\n") == lines
-
-
-def test_row_scores_counts_files():
-    sources = [
-        Source("fastqt/problem.py", "row_scores\nrow_scores"),
-        Source("csrc/cpu/problem.h", "// row_scores"),
-        Source("kernels/loss_rows.py", "row_scores"),
-        Source("fastqt/checks.py", ""),
-    ]
-    assert list(structure.row_scores(sources)) == [("fastqt/problem.py", 1), ("csrc/cpu/problem.h", 1)]
-
-
-def test_a_count_above_its_limit_fails_and_prints_its_places(capsys):
-    source = Source("fastqt/problem.py", PROBLEM + "f(*(a, b))\n")
-    line = source.text.count("\n")
-    limits = dict.fromkeys(LIMITS, (10**6, 0))
-    assert structure.report([source], limits, []) == []
-    assert structure.report([source], limits | {"packs": (1, 0)}, []) == []
-    assert str(line) not in capsys.readouterr().out
-    assert structure.report([source], limits | {"packs": (0, 0)}, ["packs"]) == ["packs"]
-    assert f"  fastqt/problem.py:{line}\n" in capsys.readouterr().out
 
 
 def imported(source: Source, modules: set[str]) -> set[str]:
@@ -166,14 +128,3 @@ def test_no_files_import_each_other():
     ]
     assert len(sources) > 200
     assert circle(sources) == []
-
-
-def test_circles_in_functions_and_for_type_checkers_are_found():
-    one = Source("made/one.py", "def f():\n    from made import two\n")
-    two = Source("made/two.py", "if TYPE_CHECKING:\n    from made.three import Name\n")
-    assert circle([one, two, Source("made/three.py", "import os\n")]) == []
-    assert set(circle([one, two, Source("made/three.py", "import made.one\n")])) == {
-        "made.one",
-        "made.two",
-        "made.three",
-    }

@@ -3,7 +3,6 @@
 python -m tests.shared.emulated_losses 90 --schedule random --seed 3      # all losses on one architecture
 python -m tests.shared.emulated_losses 90 --orders 10     # in lockstep, alone and in ten random orders
 python -m tests.shared.emulated_losses 80 overflow --late  # blocks see each other's stores late
-python -m tests.shared.emulated_losses --faults                           # what is planted into the kernels
 
 A line of JSON is printed for each. With --orders the command fails where anything is reported.
 """
@@ -14,7 +13,6 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,8 +26,7 @@ from torch import Tensor
 
 import fastqt
 from fastqt.engines import ENGINES
-from tests.emulator.machine import StoppedError
-from tests.shared.emulation import Edit, Emulation, emulated
+from tests.shared.emulation import Emulation, emulated
 from tests.shared.gaps import NoGaps
 from tests.shared.launches import GPUS
 
@@ -220,7 +217,6 @@ def emulate(
     arch: int,
     schedule: str = "lockstep",
     seed: int = 0,
-    edit: Edit | None = None,
     late: bool = False,
 ) -> tuple[Emulation, list[Tensor] | None]:
     """What the emulator has seen, and the value and gradients, None where the kernels wait for ever."""
@@ -235,12 +231,9 @@ def emulate(
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
-            emulated(gpu, schedule, seed, loss.descriptors, edit, late) as emulation,
+            emulated(gpu, schedule, seed, loss.descriptors, late) as emulation,
         ):
-            try:
-                return emulation, value_and_gradients(loss, None, "triton")
-            except StoppedError:
-                return emulation, None
+            return emulation, value_and_gradients(loss, None, "triton")
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.use_deterministic_algorithms(before[1])
@@ -251,7 +244,6 @@ def run(
     arch: int,
     schedule: str = "lockstep",
     seed: int = 0,
-    edit: Edit | None = None,
     late: bool = False,
 ) -> dict[str, Any]:
     """One loss: its errors and those of plain PyTorch, and what the emulator reports.
@@ -265,83 +257,18 @@ def run(
     reference = replace(ENGINES["reference"], dtype_for=lambda p, dtype: dtype)
     with mock.patch.dict(ENGINES, reference=reference):
         eager = value_and_gradients(loss, None, "reference")
-    emulation, ours = emulate(loss, arch, schedule, seed, edit, late)
+    emulation, ours = emulate(loss, arch, schedule, seed, late)
     return {
         "name": name,
         "arch": arch,
-        "errors": None if ours is None else errors(ours, exact),
+        "errors": errors(ours, exact),
         "reference": errors(in_float32, exact),
         "eager": errors(eager, exact),
         "dtype": loss.dtype if loss.precision == "highest" else "tf32",
-        "finite": ours is not None and all(math.isfinite(x.double().sum()) for x in ours),
-        "stopped": ours is None,
-        "kinds": sorted(emulation.reports.kinds()),
+        "finite": all(math.isfinite(x.double().sum()) for x in ours),
         "reports": [str(report) for report in emulation.reports],
         "launches": emulation.launches,
     }
-
-
-def without(pattern: str, instead: str = "", count: int = 0) -> Callable[[str], str]:
-    """An edit of PTX: what a pattern finds is replaced."""
-    return lambda ptx: re.sub(pattern, instead, ptx, count=count)
-
-
-def one_more(found: re.Match[str]) -> str:
-    return f"{found[1]}{int(found[2]) + 1};"
-
-
-REPAIR = "overflow, negatives", 80, "row_stats_kernel"
-# Of each fault the loss that meets it, the GPU, the kernel and the edit, and what is to be found: a kind of
-# report, or "values", where the gradients are wrong; "late" are both, where blocks see stores late.
-FAULTS: dict[str, tuple[str, int, str, Callable[[str], str], str]] = {
-    "a barrier is missing": ("deep", 80, "scores_kernel", without(r"bar\.sync\s+0;", "", 2), "race"),
-    "a copy is waited for too late": (
-        *("deep", 80, "scores_kernel"),
-        lambda ptx: re.sub(r"(cp\.async\.wait_group\s+)(\d+);", one_more, ptx),
-        "pending",
-    ),
-    "a store is beyond its row": (
-        *("deep", 80, "scores_kernel"),
-        without(r"(st\.global\S+ \[ %rd\d+ \+ )0", r"\g<1>16", 1),
-        "bounds",
-    ),
-    "loads are not masked": (
-        *("deep", 80, "row_stats_kernel"),
-        without(r"@%p\d+ (ld\.global)", r"\1"),
-        "bounds",
-    ),
-    "a matrix is read from elsewhere": (
-        *("deep", 80, "scores_kernel"),
-        without(r"(ldmatrix\S+\s+\{[^}]*\}, \[%r\d+)\]", r"\1+16]", 1),
-        "values",
-    ),
-    "a sum exchanges with another lane": (
-        *("cosines", 80, "gradient_kernel"),
-        without(r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+, )1,", r"\g<1>2,"),
-        "values",
-    ),
-    "the last block does not acquire": (*REPAIR, without(r"acq_rel", "relaxed"), "race"),
-    "blocks are not ordered": (*REPAIR, without(r"acq_rel", "relaxed"), "late"),
-    "a block is ordered with itself alone": (
-        *REPAIR,
-        without(r"(atom\.global)\.gpu(\.acq_rel)", r"\1.cta\2"),
-        "late",
-    ),
-}
-
-
-def faults() -> None:
-    for name, (loss, arch, kernel, edit, wanted) in FAULTS.items():
-        result = run(loss, arch, edit=Edit(kernel, edit), late=wanted == "late")
-        print(json.dumps({**result, "fault": name, "wanted": wanted}), flush=True)
-
-    from fastqt.kernels import gradients
-
-    # Programs of four warps, of which two have each element of a row of 64.
-    elements = {"BLOCK": 64, "num_warps": 4}
-    with mock.patch.object(gradients, "elements_of_program", return_value=elements):
-        result = run("cosines", 80)
-    print(json.dumps({**result, "fault": "two warps have an element", "wanted": "race"}), flush=True)
 
 
 def schedules(orders: int) -> list[tuple[str, int]]:
@@ -361,14 +288,11 @@ if __name__ == "__main__":
         help="blocks see each other's stores as late as the memory model allows",
     )
     parser.add_argument("--orders", type=int, help="all schedules, of which so many are random")
-    parser.add_argument("--faults", action="store_true", help="plant faults into the kernels")
     parser.add_argument("--list", action="store_true", help="print the names of the losses")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.list:
         print(json.dumps(list(LOSSES)))
-    elif asked.faults:
-        faults()
     else:
         chosen = [(asked.schedule, asked.seed)] if asked.orders is None else schedules(asked.orders)
         sound = True

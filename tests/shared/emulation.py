@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,20 +37,11 @@ class Compiled:
     boxes: list[Any]  # what the compiler says of the tensor descriptors
 
 
-@dataclass(frozen=True)
-class Edit:
-    """A change of a kernel's PTX, which must find what it changes."""
-
-    kernel: str
-    change: Callable[[str], str]
-
-
 @dataclass
 class Emulation:
     """What the launches of some losses gave.
 
     Attributes:
-        edit: what is changed before a kernel is executed.
         late: whether blocks see each other's stores as late as the memory model allows.
         executed: how many threads have executed an instruction of each opcode, by kernels.
     """
@@ -58,7 +49,6 @@ class Emulation:
     gpu: Gpu
     schedule: str
     seed: int
-    edit: Edit | None = None
     late: bool = False
     reports: Reports = field(default_factory=Reports)
     launches: list[str] = field(default_factory=list)
@@ -72,7 +62,7 @@ class Emulation:
             (launch.kernel.__name__, signature, constants, alignments, sorted(launch.options.items()))
         )
         if asked not in self.compiled:
-            self.compiled[asked] = compiled(launch, self.gpu, self.edit)
+            self.compiled[asked] = compiled(launch, self.gpu)
         made = self.compiled[asked]
 
         given = [launch.arguments[p.name] for p in launch.kernel.params if signature[p.name] != "constexpr"]
@@ -151,16 +141,16 @@ def regions(tensors: list[Tensor]) -> list[Region]:
     ]
 
 
-def compiled(launch: Launch, gpu: Gpu, edit: Edit | None = None) -> Compiled:
+def compiled(launch: Launch, gpu: Gpu) -> Compiled:
     """A launch's kernel as PTX, without the assembler's work."""
     from triton.compiler import ASTSource
 
     signature, constants, alignments = specialised(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=alignments)
-    return compiled_source(source, launch.options, gpu, edit)
+    return compiled_source(source, launch.options, gpu)
 
 
-def compiled_source(source: Any, asked: dict[str, Any], gpu: Gpu, edit: Edit | None = None) -> Compiled:
+def compiled_source(source: Any, asked: dict[str, Any], gpu: Gpu) -> Compiled:
     """What Triton would compile, with options of a launch, as PTX."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -182,11 +172,6 @@ def compiled_source(source: Any, asked: dict[str, Any], gpu: Gpu, edit: Edit | N
         if name == "cubin":
             break
         module = stage(module, metadata)
-    if edit is not None and edit.kernel == source.fn.__name__:
-        changed = edit.change(module)
-        if changed == module:
-            raise ValueError(f"{edit.kernel}: the edit finds nothing to change")
-        module = changed
     kernel = parse(module)
     return Compiled(kernel, translate(kernel), metadata["shared"], module, metadata["tensordesc_meta"])
 
@@ -197,10 +182,9 @@ def emulated(
     schedule: str = "lockstep",
     seed: int = 0,
     descriptors: bool | None = None,
-    edit: Edit | None = None,
     late: bool = False,
 ) -> Iterator[Emulation]:
     """What the engine would launch on a GPU is executed here."""
-    emulation = Emulation(gpu, schedule, seed, edit, late)
+    emulation = Emulation(gpu, schedule, seed, late)
     with standing_in(gpu, descriptors, emulation.launch):
         yield emulation

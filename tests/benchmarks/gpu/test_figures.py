@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu import figures, peers
 from benchmarks.gpu.shapes import LOW_MEMORY, SHAPES, Shape
 from benchmarks.measure.timing import Clock, Effort, in_turns
-from benchmarks.predict import CONTESTANTS, predictions
+from benchmarks.predict import predictions
 
 CPU = torch.device("cpu")
 NARROW = 256  # embeddings that wide, and narrower ones, are predicted and not measured
@@ -73,36 +73,6 @@ def test_products_are_those_of_the_loss():
         patch.setattr(torch, "mm", lambda a, b, out: seen.append((*a.shape, b.shape[1])))
         step(0)
     assert seen == [(5, 3, 7), (5, 7, 3), (7, 5, 3)]
-
-
-def test_inputs_rotate_and_labels_are_candidates():
-    inputs = peers.make_inputs(Shape(5, 9, 4), torch.bfloat16, CPU)
-    assert len(inputs.sets) == 2
-    assert inputs[0][0] is inputs[2][0] is not inputs[1][0]
-    assert (inputs.labels >= 0).all()
-    assert (inputs.labels < 9).all()
-    square = peers.make_inputs(Shape(5, 5, 4), torch.bfloat16, CPU)
-    assert square.labels.tolist() == list(range(5))
-
-
-def test_a_prediction_stands_beside_its_measurement(monkeypatch):
-    shape, ours = Shape(400, 400, 1000), CONTESTANTS["fast"]
-    monkeypatch.setattr(figures, "predictions", lambda: {(shape, ours): (0.25, 1.5)})
-    rows = figures.measure(shape, {ours: peers.eager_window}, torch.float32, CPU, Effort(1, 1, 0.0))
-    assert {row["contestant"]: row["predicted_seconds"] for row in rows} == {"GEMMs": None, ours: 0.25}
-    assert {row["contestant"]: row["predicted_ratio"] for row in rows} == {"GEMMs": None, ours: 1.5}
-
-
-def test_the_one_launch_kernel_is_measured_where_it_computes():
-    for shape in SHAPES:
-        assert (figures.ONE_LAUNCH in figures.fused_and_eager(shape)) == (
-            shape.N <= 1024 and shape.N == shape.M
-        )
-    small, large = (figures.fused_and_eager(shape)[figures.ONE_LAUNCH] for shape in (SHAPES[4], SHAPES[7]))
-    inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU, sets=1)
-    for make in (small, large):
-        with pytest.raises(ValueError, match="backend: 'cuda' is not available"):
-            make(inputs)(0)
 
 
 def test_every_shape_of_a_prediction_is_measured_but_those_of_narrow_embeddings():

@@ -65,16 +65,6 @@ def test_an_entry_holds_for_its_epilogue_alone(tuned):
     assert tuning.score_config(gpu, *shape, heavy=True, wide=True) == tuning.DEFAULT[torch.bfloat16]
 
 
-def test_every_epilogue_is_measured():
-    assert tuple(tune.EPILOGUES) == tuning.EPILOGUES
-
-
-def test_tables_of_other_dtypes_stay(tuned):
-    for dtype in ("float32", "float16"):
-        tune.write_table(tuned / "x.json", "interpreter", dtype, [{"most_scores": 1}])
-    assert set(tuning.tables()["interpreter"]) == {"float32", "float16"}
-
-
 def test_every_problem_has_a_tile_once_all_cells_are_measured():
     for epilogue in tuning.EPILOGUES:
         cells = [cell for cell in tune.PLAN.cells if cell.epilogue == epilogue]
@@ -84,40 +74,6 @@ def test_every_problem_has_a_tile_once_all_cells_are_measured():
             N, M, D = asdict(cell.shape).values()
             covering = [c for c in cells if c.most_scores >= N * M and c.most_width >= D]
             assert covering[0] is cell
-
-
-def test_the_defaults_are_tried_for_every_epilogue():
-    configs = tune.PLAN.other_space.configs(2, 232_448)
-    defaults = (
-        tuning.HOPPER,
-        tuning.HOPPER_TALL,
-        tuning.DEFAULT[torch.bfloat16],
-        tuning.NARROW[torch.bfloat16],
-    )
-    assert set(defaults) < set(configs)
-    assert tuning.DEFAULT[torch.float32] in tune.PLAN.other_space.configs(4, 232_448)
-
-
-def test_configs_fit_the_device():
-    hopper = 232_448
-    configs = tune.PLAN.space.configs(2, hopper)
-    assert len(configs) == len(set(configs)) > 50
-    for config in configs:
-        assert (config.rows + config.columns) * config.width * 2 * config.stages <= hopper
-        assert config.rows * config.columns <= 128 * 32 * config.warps
-    assert tuning.DEFAULT[torch.bfloat16] in configs
-    assert len(tune.PLAN.space.configs(2, hopper // 2)) < len(configs)
-    assert set(tune.PLAN.space.configs(4, hopper)) < set(configs)
-
-
-@pytest.mark.parametrize(
-    ("capability", "descriptors"),
-    [((8, 6), {False}), ((9, 0), {False, True}), ((10, 0), {False, True})],
-)
-def test_what_needs_hardware_is_tried_where_it_is(monkeypatch, capability, descriptors):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    configs = tune.plan_for(torch.device("cuda")).space.configs(2, 166_912)
-    assert {config.descriptors for config in configs} == descriptors
 
 
 class FakeScores:
@@ -159,15 +115,6 @@ def test_tune_finds_the_fastest_that_is_right(capsys):
     assert found.tried == len(tune.PLAN.space.configs(2, 232_448))
     assert 0 < found.dropped < found.tried
     assert "out of resource" in capsys.readouterr().err
-
-
-def test_tune_gives_a_result_even_if_time_is_up():
-    scores = FakeScores(lambda config: 1.0)
-    found = tune.tune(
-        scores, tune.PLAN, tune.PLAN.cells[0], 2, 232_448, FakeClock(scores), time.monotonic() - 1
-    )
-    assert found.tried < 10
-    assert found.config.rows != 64
 
 
 @pytest.mark.parametrize("epilogue", tuning.EPILOGUES)

@@ -106,11 +106,6 @@ def watched(monkeypatch, rates=(1e11, 0.95e11), load=1.0, ticks=((1000, 0), (300
     return watch
 
 
-def test_a_quiet_machine_has_no_reasons(monkeypatch):
-    assert watched(monkeypatch).reasons() == []
-    assert Watch().reasons() == []
-
-
 @pytest.mark.parametrize(
     ("found", "reason"),
     [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import runs, store
+from benchmarks.papers import store
 from benchmarks.papers.plans import TABLES
 from benchmarks.papers.runs import ALL_TASKS, Places, Run, figure, perform
 from fastqt.sentences.runs.config import TrainConfig
@@ -52,15 +52,6 @@ def places(tmp_path):
         path.write_text(lines + "\n")
     (tmp_path / "data/eval/STSB/test.tsv").write_text((tmp_path / "data/eval/STSB/dev.tsv").read_text())
     return Places(tmp_path / "data", tmp_path / "work")
-
-
-def test_runs_whose_names_differ_after_a_dot_have_minutes_of_their_own(places, monkeypatch):
-    monkeypatch.setattr(runs, "fastqt_command", lambda words: "")
-    places.work.mkdir()
-    for name in ("mix-0.1", "mix-0.2"):
-        runs.train(Run(name), places.work / name, places)
-    kept = [path.name for path in sorted(places.work.iterdir())]
-    assert kept == ["mix-0.1.minutes", "mix-0.2.minutes"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The extension under sanitizers of the compiler, in tests of Python: some here, more with `make sanitize`."""
+"""The extension under sanitizers of the compiler, in tests of Python: a sample, more with `make sanitize`."""
 
 import re
 import sys

@@ -5,7 +5,6 @@ place of csrc/cuda/device.h. Here that header is executed too: copies, tensor co
 """
 
 import functools
-import re
 
 import numpy as np
 import pytest
@@ -24,14 +23,10 @@ pytestmark = needs_nvcc
 BLOCKS = 3
 
 
-def kernel(arithmetic, edit=None):
-    dtype = torch.float32 if arithmetic == "tf32" else getattr(torch, arithmetic)
-    return EmulatedKernel(arithmetic, SHARED_BYTES[dtype], edit)
-
-
 @functools.cache
-def unchanged(arithmetic):
-    return kernel(arithmetic)
+def kernel(arithmetic):
+    dtype = torch.float32 if arithmetic == "tf32" else getattr(torch, arithmetic)
+    return EmulatedKernel(arithmetic, SHARED_BYTES[dtype])
 
 
 def small(arithmetic="float32", N=20, M=19, D=72, **options):
@@ -42,9 +37,9 @@ def small(arithmetic="float32", N=20, M=19, D=72, **options):
     )
 
 
-def check(kernel, p, blocks, **options):
+def check(p, blocks, **options):
     reports = Reports()
-    found = kernel.run(p, blocks=blocks, reports=reports, **options)
+    found = kernel(p.arithmetic).run(p, blocks=blocks, reports=reports, **options)
     assert not len(reports), str(reports)
     errors = random_problems.errors(p, found, random_problems.expected(p))
     assert all(error <= 1 for error in errors.values()), errors
@@ -52,7 +47,7 @@ def check(kernel, p, blocks, **options):
 
 @pytest.mark.slow
 def test_the_loss_and_its_gradients():
-    check(unchanged("float32"), small(), BLOCKS)
+    check(small(), BLOCKS)
 
 
 @pytest.mark.slow
@@ -62,41 +57,13 @@ def test_random_problems_in_every_order(arithmetic, schedule):
     """Widths that are no multiple of a vector, negatives of rows, mixes, weights, all diagonals."""
     for seed in range(ARITHMETICS.index(arithmetic), 8, len(ARITHMETICS)):
         p, blocks = random_problems.make(seed)
-        check(unchanged(arithmetic), p, blocks, schedule=schedule, seed=seed)
+        check(p, blocks, schedule=schedule, seed=seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
 def test_blocks_that_see_stores_late(arithmetic):
-    check(unchanged(arithmetic), small(arithmetic), BLOCKS, late=True)
-
-
-def without(pattern, instead=""):
-    """An edit of PTX: the first of what a pattern finds is replaced."""
-    return lambda ptx: re.sub(pattern, instead, ptx, count=1)
-
-
-FAULTS = {
-    "a step does not wait for the others": (without(r"bar\.sync[^;]*;"), "race"),
-    "a copy is waited for too late": (
-        without(r"cp\.async\.wait_group 2;", "cp.async.wait_group 3;"),
-        "pending",
-    ),
-    "a store is beyond its matrix": (
-        without(r"(st\.global\S*\s+\[%rd\d+)(\+\d+)?\]", r"\1+1048576]"),
-        "bounds",
-    ),
-    "blocks do not release their scores": (without(r"atom\.add\.release", "atom.add.relaxed"), "race"),
-    "blocks do not acquire the others' scores": (without(r"ld\.acquire\.gpu", "ld.relaxed.gpu"), "race"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("edit", "wanted"), FAULTS.values(), ids=FAULTS)
-def test_what_is_planted_is_found(edit, wanted):
-    reports = Reports()
-    kernel("float32", edit).run(small(), blocks=BLOCKS, reports=reports)
-    assert wanted in reports.kinds(), str(reports)
+    check(small(arithmetic), BLOCKS, late=True)
 
 
 @pytest.mark.slow
@@ -104,4 +71,4 @@ def test_a_column_that_is_none_ends_the_launch():
     p = small()
     p.columns = np.where(np.arange(p.columns.size) == 2, 19, p.columns)
     with pytest.raises(StoppedError, match="want columns of candidates"):
-        unchanged("float32").run(p, blocks=BLOCKS, reports=Reports())
+        kernel("float32").run(p, blocks=BLOCKS, reports=Reports())
