@@ -52,15 +52,11 @@ bench: .venv/built
 	$(BIN)/python -m benchmarks.render
 
 # Every loss on Triton's kernels, executed from their PTX for two GPUs: in lockstep, with each warp alone, and in so
-# many random orders. It fails where anything is reported. It takes hours of one processor. The losses in which thread
-# blocks wait for each other run a second time, where blocks see each other's stores as late as they may.
+# many random orders. It fails where anything is reported. It takes hours of one processor.
 ORDERS ?= 10
-OF_SEVERAL_PROGRAMS = overflow "overflow, negatives" "TF32, overflow"
 emulate: .venv/built
 	$(BIN)/python -m tests.shared.emulated_losses 80 --orders $(ORDERS)
 	$(BIN)/python -m tests.shared.emulated_losses 90 --orders $(ORDERS)
-	$(BIN)/python -m tests.shared.emulated_losses 80 $(OF_SEVERAL_PROGRAMS) --orders $(ORDERS) --late
-	$(BIN)/python -m tests.shared.emulated_losses 90 $(OF_SEVERAL_PROGRAMS) --orders $(ORDERS) --late
 
 # A training that is killed and resumed so many times, and then one of so many minutes, whose memory, file
 # descriptors and threads must stay flat.

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -91,21 +90,6 @@ def test_docstrings_become_restructured_text(api):
     assert lines[-3:] == ["    - output – the first", "      of two.", "    - state – the second."]
 
 
-def test_a_class_that_checks_its_arguments_shows_those_of_init(api):
-    class Checked:
-        def __new__(cls, *args: object, **options: object) -> object:
-            return super().__new__(cls)
-
-        def __init__(self, scale: float = 1.0, *, name: str) -> None:
-            pass
-
-    shown = api.signature_of_init(
-        None, "class", "Checked", Checked, None, "(*args: object, **options: object)", None
-    )
-    assert shown == ("(scale: float = 1.0, *, name: str)", None)
-    assert api.signature_of_init(None, "class", "Checked", Checked, None, "(scale=1.0)", None) is None
-
-
 def test_pictures_are_drawn_by_their_script(monkeypatch):
     """The target matrices in them are those of the operators."""
     folder = DOCS / "pictures"
@@ -117,11 +101,6 @@ def test_pictures_are_drawn_by_their_script(monkeypatch):
     finally:
         for name in ("draw", "logo", "loss_targets", "svg"):
             sys.modules.pop(name, None)
-
-
-def test_pictures_are_shown():
-    pages = "".join(path.read_text() for path in Path(DOCS).rglob("*.md"))
-    assert all(f"pictures/{path.name})" in pages for path in (DOCS / "pictures").glob("*.svg"))
 
 
 # In a process without the optional libraries, which the site is built without.

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import html
-import http.server
 import json
 import re
-import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,74 +15,6 @@ import pytest
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 from snowballstemmer import stemmer
 from sphinx.search.en import SearchEnglish
-
-# Pages are drawn one after the other in a frame, whose width may be that of a phone, as a window's may not.
-SCRIPT = """<!doctype html><meta charset="utf-8"><body><script>
-async function measure(pages, width) {
-  const wide = [];
-  for (const page of pages) {
-    const frame = document.createElement("iframe");
-    frame.style.width = width + "px";
-    document.body.append(frame);
-    await new Promise(done => { frame.onload = done; frame.src = page; });
-    const drawn = frame.contentDocument;
-    if (!drawn.querySelector("article")) wide.push(page + " is not drawn");
-    for (const table of drawn.querySelectorAll("article table")) {
-      const room = table.closest(".table-wrapper") || table.parentElement;
-      const excess = table.getBoundingClientRect().width - room.clientWidth;
-      if (room.clientWidth && excess > 1)
-        wide.push(page + ": " + Math.ceil(excess) + " px, " + table.innerText.split("\\n")[0]);
-    }
-    if (drawn.documentElement.scrollWidth > width) wide.push(page + ": the page itself");
-    frame.remove();
-  }
-  document.body.innerText = JSON.stringify(wide);
-}
-measure(PAGES, WIDTH);
-</script></body>"""
-
-
-def browser() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next(filter(None, map(shutil.which, names)), None)
-
-
-def too_wide(site: Path, pages: Iterable[str], width: int) -> list[str]:
-    """The tables that are wider than their columns, and the pages that are wider than `width` px."""
-    script = SCRIPT.replace("PAGES", json.dumps(list(pages))).replace("WIDTH", str(width)).encode()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *values: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            if self.path != "/measure":
-                return super().do_GET()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(script)
-            return None
-
-    handler = functools.partial(Handler, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/measure"
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=600000"]
-        drawn = subprocess.run(
-            [str(browser()), *options, "--dump-dom", address],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-        server.shutdown()
-
-    body = re.search(r"<body>(\[.*\])</body>", drawn.stdout, re.DOTALL)
-    assert body is not None, drawn.stdout[-500:]
-    tables: list[str] = json.loads(html.unescape(body[1]))
-    return tables
-
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -179,14 +105,6 @@ def test_links_lead_to_pages_and_anchors(pages):
                 assert unquote(parts.fragment) in known, f"{path.name}: {link} has no such anchor"
 
 
-@pytest.mark.skipif(browser() is None, reason="Chromium is not installed")
-def test_tables_are_not_wider_than_their_column(built, pages):
-    names = [path.relative_to(built).as_posix() for path in pages]
-    assert too_wide(built, names, 1280) == []
-    front = ["index.html", "losses.html", "losses/pairs.html", "quick-start.html"]
-    assert [page for page in too_wide(built, front, 390) if "the page itself" in page] == []
-
-
 def test_pages_that_are_notebooks_have_them_and_show_what_they_print(built, pages):
     """Each notebook was run to its end, without an error, and the page shows what its cells have printed."""
     (line,) = re.findall(r"^notebook_pages = .*", (DOCS / "conf.py").read_text(), re.MULTILINE)
@@ -206,13 +124,6 @@ def test_pages_that_are_notebooks_have_them_and_show_what_they_print(built, page
         assert page.read_text().count('<div class="output highlight-text') == sum(
             any(output.get("name") != "stderr" for output in cell["outputs"]) for cell in cells
         )
-
-
-def test_search_needs_no_server(built):
-    """The index is a script, which a browser loads from a folder as well, and it knows words of the pages."""
-    index = (built / "searchindex.js").read_text()
-    assert index.startswith("Search.setIndex(")
-    assert "logsumexp" in index
 
 
 # What users look for, and the page that a search has to find.
@@ -245,9 +156,3 @@ def test_a_search_finds_the_page(built, query):
         assert page in pages_with("terms", word) + pages_with("titleterms", word), word
     if query not in ("in-batch negatives", "two-tower"):
         assert any(page in pages_with("titleterms", word) for word in words), "want the words in a heading"
-
-
-def test_mathematics_is_drawn_by_the_browser(built):
-    static = built / "_static"
-    assert (static / "katex.min.js").stat().st_size > 100_000
-    assert 'output: "mathml"' in (static / "katex_autorenderer.js").read_text()

@@ -9,8 +9,8 @@ is executed. It says nothing of time.
 `ptx` reads a kernel. `blocks` translates its basic blocks to functions on numpy arrays: `flow` knows which
 block follows which, `writer` the variables, and `instructions` and `memory_instructions` what each
 instruction becomes. `machine` runs a grid of them. `memory` and `order` check accesses; `strong`
-has atomics and fences, by which blocks learn of each other, and `late` a memory in which they learn as late
-as they may. `warps` and `matrices` are what a warp does together, and `asynchronous` and `products` what
-Hopper does beside its threads. Instructions that no kernel here has are unknown, and refused: most when a
-kernel is translated, a few forms of known ones when they are executed.
+has atomics and fences, by which blocks learn of each other. `warps` and `matrices` are what a warp does
+together, and `asynchronous` and `products` what Hopper does beside its threads. Instructions that no kernel
+here has are unknown, and refused: most when a kernel is translated, a few forms of known ones when they are
+executed.
 """

@@ -179,7 +179,7 @@ class BulkCopies:
             if inside.size and last > first:
                 skipped = (first - column) * box.size
                 data[inside - row, skipped : skipped + (last - first) * box.size] = self._bytes(
-                    box, inside, first, last, int(threads.block[lane])
+                    box, inside, first, last
                 )
             warp = int(threads.warp[lane])
             warps = np.full(cells.shape, warp, np.int32)
@@ -191,14 +191,14 @@ class BulkCopies:
             self.loads.append((places, data, cells, warp, now, key))
             self.machine.clocks.tick(np.array([warp]))
 
-    def _bytes(self, box: TensorMap, rows: Array, first: int, last: int, block: int) -> Array:
+    def _bytes(self, box: TensorMap, rows: Array, first: int, last: int) -> Array:
         memory = self.machine.global_memory
         address = (
             box.address + rows[:, None] * box.stride + first * box.size + np.arange((last - first) * box.size)
         )
         number = int(np.searchsorted(memory.bases, address[0, 0], side="right")) - 1
         at = (address - memory.bases[number]).ravel()
-        values: Array = memory.read(number, 1, at, np.full(at.size, block)).reshape(address.shape)
+        values: Array = memory.regions[number].views[1][at].reshape(address.shape)
         return values
 
     def deliver(self, which: int | None = None) -> bool:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from tests.emulator.asynchronous import BulkCopies, MBarriers, TensorMap
 from tests.emulator.blocks import Translated, translate
 from tests.emulator.flow import order_of_execution, polls
-from tests.emulator.late import LateMemory
 from tests.emulator.memory import UNSIGNED, Copies, Memory, Region, Shared, region_at
 from tests.emulator.order import Clocks
 from tests.emulator.products import Products
@@ -116,7 +115,6 @@ class Machine:
         shared: the bytes of shared memory of a block, those of the module's own variables among them.
         reports: where faults go.
         schedule: one of SCHEDULES; "random" draws from `seed`.
-        late: whether a block sees the stores of others as late as the memory model allows.
         environment: what the driver tells the kernel in %envreg registers, by their numbers. In 1 and 2 a
             cooperative launch has the upper and the lower half of the address of the grid's barrier.
     """
@@ -134,7 +132,6 @@ class Machine:
         translated: list[Translated] | None = None,
         tensor_maps: Mapping[str, TensorMap] | None = None,
         *,
-        late: bool = False,
         environment: Mapping[int, int] | None = None,
     ) -> None:
         self.kernel, self.grid, self.threads = kernel, grid, kernel.threads
@@ -155,8 +152,7 @@ class Machine:
         self.constants = {name: np.frombuffer(x, np.uint8).copy() for name, x in kernel.constants.items()}
         memory = [*memory, *(region_at(x.ctypes.data, x.size) for x in self.constants.values())]
         in_order = sorted(memory, key=lambda region: region.address)
-        of_grid = LateMemory if late else Memory
-        self.global_memory = of_grid(self, self.clocks, in_order, grain(kernel, "global"), written=True)
+        self.global_memory = Memory(self, self.clocks, in_order, grain(kernel, "global"), written=True)
         self.shared_memory = Shared(self, self.clocks, self.blocks, shared, grain(kernel, "shared"))
         self.copies, self.bulk = Copies(self), BulkCopies(self)
         self.mbarriers, self.products = MBarriers(self), Products(self)

@@ -83,22 +83,10 @@ class Memory:
             self.machine.traffic.update(self.traffic(threads, lanes, places, width * count))
             self._tell(threads, lanes, faults, address)
             for number, picked in _groups(region):
-                at, blocks = (places[picked] - self.bases[number]) // width, threads.block[lanes[picked]]
+                view, at = self.regions[number].views[width], (places[picked] - self.bases[number]) // width
                 for k in range(count):
-                    result[k][lanes[picked]] = self.read(number, width, at + k, blocks, strong)
+                    result[k][lanes[picked]] = view[at + k]
         return result
-
-    def read(self, number: int, width: int, at: Array, blocks: Array, strong: bool = False) -> Array:
-        """Values of a region, as threads of these blocks see them."""
-        values: Array = self.regions[number].views[width][at]
-        return values
-
-    def write(self, number: int, at: Array, values: Array, blocks: Array, warps: Array) -> None:
-        """Values of a region are changed by threads of these blocks and warps."""
-        self.regions[number].views[values.itemsize][at] = values
-
-    def learn(self, warp: int) -> None:
-        """A warp has learnt of what others have done: here it has seen that before."""
 
     def noted(
         self, threads: Any, address: Array, where: Array | None, width: int
@@ -139,7 +127,7 @@ class Memory:
             different = np.zeros(picked.size, bool)
             here = lanes[picked]
             for k, value in enumerate(values):
-                self.write(number, at + k, value[here], threads.block[here], threads.warp[here])
+                view[at + k] = value[here]
             for k, value in enumerate(values):
                 different |= view[at + k] != value[lanes[picked]]
             if different.any():

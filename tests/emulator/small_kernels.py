@@ -43,7 +43,6 @@ def execute(
     shared: int = 0,
     schedule: str = "lockstep",
     seed: int = 0,
-    late: bool = False,
     maps: Mapping[int, TensorMap] | None = None,
 ) -> Reports:
     """Runs a kernel whose registers %d0, %d1, ... point to arrays, %r0 is the thread and %r1 the block.
@@ -65,7 +64,6 @@ def execute(
         schedule,
         seed,
         tensor_maps={names[k]: box for k, box in (maps or {}).items()},
-        late=late,
     )
     machine.run()
     return reports

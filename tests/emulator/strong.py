@@ -69,8 +69,7 @@ class Strong:
                 new = ATOMIC[how](old, new)
 
             self._read(threads, lane, int(place), order, scope)
-            bits = np.array([new], value.dtype).view(f"u{width}")
-            memory.write(number, np.array([at]), bits, threads.block[[lane]], threads.warp[[lane]])
+            view[at] = new
             self._write(threads, lane, int(place), order, scope)
         return before
 
@@ -111,7 +110,6 @@ class Strong:
         """fence.acq_rel, fence.sc and membar."""
         for warp in np.unique(threads.warp if where is None else threads.warp[where]):
             self.machine.clocks.fence(int(warp), whole_grid=scope != "cta")
-            self.machine.global_memory.learn(int(warp))
 
     @staticmethod
     def _keys(threads: Any, lane: int, place: int, scope: str) -> list[Key]:
@@ -124,7 +122,6 @@ class Strong:
         if order in ("acquire", "acq_rel"):
             for key in keys:
                 self.machine.clocks.acquire(warp, key)
-            self.machine.global_memory.learn(warp)
         else:
             self.machine.clocks.hear(warp, keys)
 

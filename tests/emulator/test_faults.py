@@ -51,18 +51,6 @@ def test_an_exchange_wants_a_barrier(between, wanted, schedule):
         assert out.tolist() == [t ^ 32 for t in range(64)]
 
 
-@every_schedule
-def test_a_second_round_wants_a_second_barrier(schedule):
-    """The next store must wait for the reads of others."""
-    for between, wanted in (("bar.sync 0;", set()), ("", {"race"})):
-        body = (
-            EXCHANGE.format(between="bar.sync 0;")
-            + between
-            + "add.u32 %r0, %r0, 5; st.shared.b32 [%r10], %r0;"
-        )
-        assert kinds(body, np.zeros(64, np.uint32), threads=64, shared=256, schedule=schedule) == wanted
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

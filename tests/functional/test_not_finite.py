@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastqt
-from tests.csrc.building import why_no_modules
+from tests.csrc.building import compiler
 from tests.csrc.cuda.on_a_cpu import kernel_on_a_cpu
 from tests.shared.draws import Seeded
 from tests.shared.problems import ALL_DTYPES, DTYPES, Maker
@@ -96,7 +96,7 @@ def test_what_is_not_finite_is_so_in_plain_pytorch_too(backend):
     check(backend, range(numbers[backend]), DTYPES if backend == "triton" else ALL_DTYPES)
 
 
-@pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 def test_in_the_one_launch_kernel():
     with kernel_on_a_cpu():
         check("cuda", range(600), DTYPES, without=NOT_OF_CUDA)

@@ -107,22 +107,6 @@ def test_the_copy_computes_beside_an_installed_fastqt(repository):
         assert re.fullmatch(r"_fastqt_cpu_\w+ False\n", printed)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("FASTQT_KERNELS_PYTHON" not in os.environ, reason="FASTQT_KERNELS_PYTHON names no Python")
-def test_the_package_kernels_loads_it(repository):
-    load = """
-import sys
-from pathlib import Path
-from kernels import get_local_kernel
-
-module = get_local_kernel(Path(sys.argv[1]), backend="cpu")
-"""
-    use = load + "import fastqt.engines\n" + USE
-    python = os.environ["FASTQT_KERNELS_PYTHON"]
-    printed = run(python, "-c", use, repository, PYTHONPATH=str(ROOT))
-    assert re.fullmatch(r"_fastqt_cpu_\w+ False\n", printed)
-
-
 def test_an_import_that_cannot_become_relative_is_refused(tmp_path):
     module = tmp_path / "module.py"
     module.write_text('from importlib import import_module\n\nx = import_module("fastqt.losses")\n')

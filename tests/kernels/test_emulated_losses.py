@@ -41,10 +41,6 @@ ALL = {
 }
 
 
-# In which several programs repair a block of rows, and the last one adds up what all have stored.
-OF_SEVERAL_PROGRAMS = {80: ("overflow, negatives", "TF32, overflow"), 90: ("overflow",)}
-
-
 def lines(*arguments):
     command = [sys.executable, "-m", "tests.shared.emulated_losses", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -82,15 +78,6 @@ def test_all_losses(arch, name):
 )
 def test_in_random_order(arch, name):
     check(results(arch, IN_RANDOM_ORDER[arch], "random")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", OF_SEVERAL_PROGRAMS)
-def test_blocks_that_see_stores_late(arch):
-    """Nothing is reported, and the values are as good, where a missing order would leave values of before."""
-    for result in lines(arch, *OF_SEVERAL_PROGRAMS[arch], "--late"):
-        assert "row_stats_kernel" in result["launches"]
-        check(result)
 
 
 @pytest.mark.slow

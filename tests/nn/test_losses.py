@@ -118,15 +118,6 @@ def test_a_group_is_checked_when_a_module_is_made(process_group):
     assert nn.SimCSELoss(group=mesh["data"]).options["group"].size == 1
 
 
-def test_a_group_wants_torch_distributed_initialised():
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    group = dist.group.WORLD
-    dist.destroy_process_group()
-    with pytest.raises(RuntimeError, match=r"group: want torch\.distributed initialised first"):
-        nn.SimCSELoss(group=group)
-
-
 @pytest.mark.parametrize("name", ["contrastive_loss", "siglip_loss", "multiple_negatives_ranking_loss"])
 def test_gradient_of_log_scale_equals_finite_difference(name):
     """d loss / d log scale = scale * d loss / d scale, compared with a central difference of the function."""

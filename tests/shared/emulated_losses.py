@@ -2,7 +2,6 @@
 
 python -m tests.shared.emulated_losses 90 --schedule random --seed 3      # all losses on one architecture
 python -m tests.shared.emulated_losses 90 --orders 10     # in lockstep, alone and in ten random orders
-python -m tests.shared.emulated_losses 80 overflow --late  # blocks see each other's stores late
 
 A line of JSON is printed for each. With --orders the command fails where anything is reported.
 """
@@ -217,7 +216,6 @@ def emulate(
     arch: int,
     schedule: str = "lockstep",
     seed: int = 0,
-    late: bool = False,
 ) -> tuple[Emulation, list[Tensor] | None]:
     """What the emulator has seen, and the value and gradients, None where the kernels wait for ever."""
     gpu = next(gpu for gpu in GPUS if gpu.arch == arch)
@@ -231,7 +229,7 @@ def emulate(
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
-            emulated(gpu, schedule, seed, loss.descriptors, late) as emulation,
+            emulated(gpu, schedule, seed, loss.descriptors) as emulation,
         ):
             return emulation, value_and_gradients(loss, None, "triton")
     finally:
@@ -244,7 +242,6 @@ def run(
     arch: int,
     schedule: str = "lockstep",
     seed: int = 0,
-    late: bool = False,
 ) -> dict[str, Any]:
     """One loss: its errors and those of plain PyTorch, and what the emulator reports.
 
@@ -257,7 +254,7 @@ def run(
     reference = replace(ENGINES["reference"], dtype_for=lambda p, dtype: dtype)
     with mock.patch.dict(ENGINES, reference=reference):
         eager = value_and_gradients(loss, None, "reference")
-    emulation, ours = emulate(loss, arch, schedule, seed, late)
+    emulation, ours = emulate(loss, arch, schedule, seed)
     return {
         "name": name,
         "arch": arch,
@@ -282,11 +279,6 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*")
     parser.add_argument("--schedule", default="lockstep")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--late",
-        action="store_true",
-        help="blocks see each other's stores as late as the memory model allows",
-    )
     parser.add_argument("--orders", type=int, help="all schedules, of which so many are random")
     parser.add_argument("--list", action="store_true", help="print the names of the losses")
     asked = parser.parse_args()
@@ -300,7 +292,7 @@ if __name__ == "__main__":
             for name in asked.names or LOSSES:
                 if asked.arch in LOSSES[name].archs:
                     with NoGaps():
-                        result = run(name, asked.arch, schedule, seed, late=asked.late)
+                        result = run(name, asked.arch, schedule, seed)
                     sound &= result["finite"] and not result["reports"]
                     print(json.dumps({**result, "schedule": schedule, "seed": seed}), flush=True)
         if asked.orders is not None and not sound:

@@ -42,14 +42,12 @@ class Emulation:
     """What the launches of some losses gave.
 
     Attributes:
-        late: whether blocks see each other's stores as late as the memory model allows.
         executed: how many threads have executed an instruction of each opcode, by kernels.
     """
 
     gpu: Gpu
     schedule: str
     seed: int
-    late: bool = False
     reports: Reports = field(default_factory=Reports)
     launches: list[str] = field(default_factory=list)
     executed: dict[str, Counter[str]] = field(default_factory=dict)
@@ -95,7 +93,6 @@ class Emulation:
             self.seed,
             made.code,
             tensor_maps,
-            late=self.late,
         )
         machine.run()
         self.launches.append(launch.kernel.__name__)
@@ -182,9 +179,8 @@ def emulated(
     schedule: str = "lockstep",
     seed: int = 0,
     descriptors: bool | None = None,
-    late: bool = False,
 ) -> Iterator[Emulation]:
     """What the engine would launch on a GPU is executed here."""
-    emulation = Emulation(gpu, schedule, seed, late)
+    emulation = Emulation(gpu, schedule, seed)
     with standing_in(gpu, descriptors, emulation.launch):
         yield emulation

@@ -65,16 +65,14 @@ class Processor:
             return building.compiler()
         return shutil.which("aarch64-linux-gnu-g++")
 
-    def why_not(self, *, runs: bool = True) -> str | None:
-        """Why builds for this processor cannot be made here, or cannot run if `runs`."""
+    def why_not(self) -> str | None:
+        """Why builds for this processor cannot be made or run here."""
         if not sys.platform.startswith("linux"):
             return "wants Linux"
         if self.compiler != "cross" and self.flags != () and platform.machine() != "x86_64":
             return "wants a compiler for x86-64"
         if self.command() is None:
             return f"no {'aarch64-linux-gnu-g++' if self.compiler == 'cross' else self.compiler}"
-        if not runs:
-            return None
         if self.emulator and shutil.which(self.emulator[0]) is None:
             return f"no {self.emulator[0]}"
         features = Path("/proc/cpuinfo").read_text().split()

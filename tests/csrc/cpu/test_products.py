@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 
-from fastqt.engines import ops, own_products
+from fastqt.engines import ops
 from tests.csrc.cpu.processors import bound
 
 pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
@@ -159,29 +158,3 @@ def test_operands_that_do_not_fit_are_refused():
             torch.ops.fastqt.own_product_(*wrong, 1.0, False, best)
     with pytest.raises(RuntimeError, match="level: 7 is not one of this processor"):
         torch.ops.fastqt.own_product_(out, a, b, 1.0, False, 7)
-
-
-def matrices(dtype: torch.dtype) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(37, 50), (37, 300), (300, 50)]
-    return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-
-
-def error(found: torch.Tensor, wanted: np.ndarray) -> float:
-    return float(np.linalg.norm(found.double().numpy() - wanted) / np.linalg.norm(wanted))
-
-
-@pytest.mark.parametrize("by_torch", [False, True])
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=str)
-def test_values_of_one_function_for_both(dtype, limit, by_torch, monkeypatch):
-    if by_torch:
-        monkeypatch.setattr(own_products, "levels", lambda: (0, 0))
-    out, a, b = matrices(dtype)
-    before, wanted = out.double().numpy().copy(), a.double().numpy() @ b.double().numpy()
-
-    assert own_products.multiply(out, a, b, add=True) is out
-    assert error(out, before + wanted) < limit
-    assert error(own_products.multiply(out.fill_(np.nan), a, b), wanted) < limit
-    assert error(own_products.product(a, b.T.contiguous().T), wanted) < limit
-    columns = torch.full((50, 37), np.nan, dtype=dtype).T
-    assert error(own_products.multiply(columns, a, b), wanted) < limit

@@ -6,7 +6,6 @@ and the bounds of `random_problems`.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import shutil
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.csrc import building
-from tests.csrc.cuda.host_execution import DIAGONALS, TILES, Array, Small, decoded, encoded, outputs
+from tests.csrc.cuda.host_execution import Array, Small, argument, encoded, numbers, outputs
 from tests.emulator.blocks import translate
 from tests.emulator.machine import Machine
 from tests.emulator.memory import region_at
@@ -35,38 +34,6 @@ DEPTH = 32
 BARRIER_BYTES = 64
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-
-_POINTERS_BEFORE = ("queries", "candidates", "row_negatives", "partners")
-_POINTERS_AFTER = (
-    "logsumexp",
-    "mass",
-    "loss",
-    "total",
-    "dqueries",
-    "dcandidates",
-    "drow_negatives",
-    "dscale",
-)
-_WORKSPACE = ("products", "coefficients", "remainders", "exact_blocks", "coefficient_bound")
-_WORKSPACE += ("private_coefficients", "private_inverse_norms", "scale_terms")
-
-
-class SmallProblem(ctypes.Structure):
-    """The kernel's only argument, as small_problem.h declares it."""
-
-    _fields_ = (
-        *((name, ctypes.c_int) for name in "NMD"),
-        *((name, ctypes.c_void_p) for name in _POINTERS_BEFORE),
-        ("mix", ctypes.c_float),
-        ("scale", ctypes.c_void_p),
-        ("scale_value", ctypes.c_float),
-        ("diagonal", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("starts", "columns", "weights", "row_weights")),
-        ("row_weight", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS_AFTER),
-        *((name, ctypes.c_int) for name in (*TILES, "pitch")),
-        *((name, ctypes.c_void_p) for name in _WORKSPACE),
-    )
 
 
 @functools.cache
@@ -98,55 +65,36 @@ class EmulatedKernel:
         reports: Reports,
         schedule: str = "lockstep",
         seed: int = 0,
-        late: bool = False,
     ) -> dict[str, Array]:
         """What the kernel writes, by name; what is wrong with how it does so is added to `reports`."""
         out = outputs(p)
-        problem, memory = self._problem(p, out, blocks)
+        problem, memory = argument(p, out)
+        for name, number in (p.tiles or tiles(p, blocks)).items():
+            setattr(problem, name, number)
+        problem.pitch = -(-len(p.candidates) // 8) * 8
+        parts = workspace(p, problem.pitch, problem.splits)
+        for name, x in parts.items():
+            setattr(problem, name, x.ctypes.data)
         barrier = np.zeros(BARRIER_BYTES, np.uint8)
-        memory["barrier"] = barrier
+        memory |= {**parts, "barrier": barrier}
         high, low = divmod(barrier.ctypes.data, 2**32)
 
-        argument = bytes(problem)
-        assert list(self.kernel.parameters.values()) == [len(argument)], "SmallProblem has other fields"
+        of_kernel = bytes(problem)
+        assert list(self.kernel.parameters.values()) == [len(of_kernel)], "SmallProblem has other fields"
         machine = Machine(
             self.kernel,
             (blocks, 1, 1),
-            [argument],
+            [of_kernel],
             [region_at(x.ctypes.data, x.nbytes) for x in memory.values() if x.nbytes],
             self.shared,
             reports,
             schedule,
             seed,
             self.code,
-            late=late,
             environment={1: high, 2: low},
         )
         machine.run()
-        return {name: decoded(x, p.arithmetic) if x.dtype != np.float64 else x for name, x in out.items()}
-
-    def _problem(self, p: Small, out: dict[str, Array], blocks: int) -> tuple[SmallProblem, dict[str, Array]]:
-        """The argument, and all arrays that it points to, each of which ends where its last element does."""
-        (N, D), M = p.queries.shape, len(p.candidates)
-        problem = SmallProblem(N=N, M=M, D=D, mix=p.mix, diagonal=DIAGONALS.index(p.diagonal))
-        for name, number in (p.tiles or tiles(p, blocks)).items():
-            setattr(problem, name, number)
-
-        memory: dict[str, Array] = {}
-        names = ("queries", "candidates", "row_negatives", "partners", "starts", "columns", "weights")
-        memory |= {name: np.array(x) for name in names if (x := getattr(p, name)) is not None}
-        for name, value in (("scale", "scale_value"), ("row_weights", "row_weight")):
-            if isinstance(x := getattr(p, name), np.ndarray):
-                memory[name] = x.copy()
-            else:
-                setattr(problem, value, x)
-
-        memory |= {f"d{name}" if name in p.wanted else name: x for name, x in out.items()}
-        problem.pitch = -(-M // 8) * 8
-        memory |= workspace(p, problem.pitch, problem.splits)
-        for name, x in memory.items():
-            setattr(problem, name, x.ctypes.data)
-        return problem, memory
+        return numbers(p, out)
 
 
 def workspace(p: Small, pitch: int, splits: int) -> dict[str, Array]:

@@ -1,12 +1,11 @@
 """The CUDA kernels built as C++ and executed on a CPU: numpy arrays in, numpy arrays out.
 
-Running them needs numpy alone, so that a process with a sanitizer preloaded can do it too. Building them
-needs a C++ compiler and pybind11.
+Running them needs numpy alone, so that a process with a sanitizer preloaded can do it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from tests.csrc import building
 
 HOST = "tests/csrc/cuda/host"
 HEADERS = ("csrc/cuda/*.h", "csrc/cuda/*.cuh", f"{HOST}/*.h", f"{HOST}/cuda/*.h")
-# For the kernels and what executes them; the bindings only hand arguments over.
 FLAGS = ("-std=c++20", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror", "-fPIC")
 INCLUDE = (f"-I{HOST}", "-Icsrc")
 SANITIZERS = "-fsanitize=address,undefined"
@@ -29,14 +27,37 @@ TILES = ("splits", "score_down", "score_across", "query_down", "candidate_down",
 Array = NDArray[Any]
 
 
+_POINTERS_BEFORE = ("queries", "candidates", "row_negatives", "partners")
+_POINTERS_AFTER = (
+    *("logsumexp", "mass", "loss", "total"),
+    *("dqueries", "dcandidates", "drow_negatives", "dscale"),
+)
+_WORKSPACE = ("products", "coefficients", "remainders", "exact_blocks", "coefficient_bound")
+_WORKSPACE += ("private_coefficients", "private_inverse_norms", "scale_terms")
+
+
+class SmallProblem(ctypes.Structure):
+    """The kernel's only argument, as small_problem.h declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in "NMD"),
+        *((name, ctypes.c_void_p) for name in _POINTERS_BEFORE),
+        ("mix", ctypes.c_float),
+        ("scale", ctypes.c_void_p),
+        ("scale_value", ctypes.c_float),
+        ("diagonal", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("starts", "columns", "weights", "row_weights")),
+        ("row_weight", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in _POINTERS_AFTER),
+        *((name, ctypes.c_int) for name in (*TILES, "pitch")),
+        *((name, ctypes.c_void_p) for name in _WORKSPACE),
+    )
+
+
 def build(*, sanitized: bool = False) -> Path:
-    """The module `small_host` for Python, from a cache if it was built before."""
+    """The library of the kernel, from a cache if it was built before."""
     flags = (*FLAGS, *INCLUDE, *(SANITIZED if sanitized else ("-O1",)))
-    sources: dict[str, Sequence[str]] = {
-        f"{HOST}/bindings.cpp": (*building.binding_flags(), *INCLUDE),
-        f"{HOST}/small_host.cpp": flags,
-        f"{HOST}/fibres.cpp": flags,
-    }
+    sources = dict.fromkeys((f"{HOST}/small_host.cpp", f"{HOST}/fibres.cpp"), flags)
     link = (*building.MODULE, *((SANITIZERS,) if sanitized else ()))
     return building.build(sources, headers=HEADERS, link=link)
 
@@ -63,55 +84,62 @@ class Small:
 
 class HostKernels:
     def __init__(self, library: Path) -> None:
-        self._module = building.imported("small_host", library)
+        self._library = ctypes.CDLL(str(library))
+        self._library.run.restype = ctypes.c_char_p
+        assert self._library.problem_bytes() == ctypes.sizeof(SmallProblem), "it has other fields"
 
-    def shared_bytes(self, arithmetic: str) -> int:
-        return int(self._module.shared_bytes(arithmetic))
-
-    def largest_tile(self, arithmetic: str) -> tuple[int, int]:
-        """The m16 tiles and n8 tiles of the largest tile."""
-        m16_tiles, n8_tiles = self._module.largest_tile(arithmetic)
-        return m16_tiles, n8_tiles
+    def sizes(self, arithmetic: str) -> tuple[int, int, int]:
+        """The m16 tiles and n8 tiles of the largest tile, and the bytes of a block's shared memory."""
+        found = (ctypes.c_int * 3)()
+        self._library.sizes(arithmetic.encode(), found)
+        return tuple(found)
 
     def tiles(
         self, arithmetic: str, N: int, M: int, D: int, blocks: int, wanted: str = "fg"
     ) -> dict[str, int]:
         """The tiles that are chosen where gradients of queries (f) and candidates (g) may be wanted."""
-        p = self._module.SmallProblem()
-        p.N, p.M, p.D = N, M, D
-        for name, gradient in (("f", "dqueries"), ("g", "dcandidates")):
-            if name in wanted:
-                setattr(p, gradient, np.zeros(1))  # only whether there is one matters
-        tiles = self._module.chosen_tiles(p, arithmetic, blocks)
-        return {name: getattr(tiles, name) for name in TILES}
+        p = SmallProblem(N=N, M=M, D=D)
+        p.dqueries, p.dcandidates = "f" in wanted, "g" in wanted  # of which only null matters
+        self._library.choose(ctypes.byref(p), arithmetic.encode(), blocks)
+        return {name: getattr(p, name) for name in TILES}
 
-    def areas(
-        self, index: int, m16_tiles: int, down: int, n8_tiles: int, across: int
-    ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    def areas(self, *tiling: int) -> tuple[list[int], list[list[int]]]:
         """A tile, and its warps' shares of it: the first m16 tile and how many, and so for n8."""
-        tile, *shares = self._module.areas(index, m16_tiles, down, n8_tiles, across)
+        found = np.zeros((9, 4), np.int32)
+        self._library.areas(*tiling, ctypes.c_void_p(found.ctypes.data))
+        tile, *shares = found.tolist()
         return tile, shares
 
     def run(self, p: Small, *, blocks: int = 1, seed: int = 0) -> dict[str, Array]:
         """What the kernel writes: logsumexp, mass, loss, total, and the wanted gradients by name."""
-        N, D = p.queries.shape
         out = outputs(p)
-        problem = self._module.SmallProblem()
-        problem.N, problem.M, problem.D = N, len(p.candidates), D
-        problem.mix, problem.diagonal = p.mix, DIAGONALS.index(p.diagonal)
-        tiles = problem.tiles
-        for name, number in (p.tiles or {}).items():
-            setattr(tiles, name, number)
-        for name in ("queries", "candidates", "row_negatives", "partners", "starts", "columns", "weights"):
-            if (x := getattr(p, name)) is not None:
-                setattr(problem, name, np.ascontiguousarray(x))
-        for name, x in out.items():
-            setattr(problem, f"d{name}" if name in p.wanted else name, x)
-        for name, value in (("scale", "scale_value"), ("row_weights", "row_weight")):
-            x = getattr(p, name)
-            setattr(problem, name if isinstance(x, np.ndarray) else value, x)
-        self._module.run(problem, p.arithmetic, blocks, seed)
-        return {name: decoded(x, p.arithmetic) if x.dtype != np.float64 else x for name, x in out.items()}
+        problem, memory = argument(p, out)
+        error = self._library.run(ctypes.byref(problem), p.arithmetic.encode(), blocks, ctypes.c_uint64(seed))
+        del memory  # which has to live until now
+        if error:
+            raise RuntimeError(error.decode())
+        return numbers(p, out)
+
+
+def argument(p: Small, out: dict[str, Array]) -> tuple[SmallProblem, dict[str, Array]]:
+    """The kernel's argument without a workspace, and all arrays that it points to, by their fields."""
+    (N, D), M = p.queries.shape, len(p.candidates)
+    problem = SmallProblem(N=N, M=M, D=D, mix=p.mix, diagonal=DIAGONALS.index(p.diagonal), **(p.tiles or {}))
+    names = ("queries", "candidates", "row_negatives", "partners", "starts", "columns", "weights")
+    memory = {name: np.array(x, order="C") for name in names if (x := getattr(p, name)) is not None}
+    for name, value in (("scale", "scale_value"), ("row_weights", "row_weight")):
+        if isinstance(x := getattr(p, name), np.ndarray):
+            memory[name] = x.copy()
+        else:
+            setattr(problem, value, x)
+    memory |= {f"d{name}" if name in p.wanted else name: x for name, x in out.items()}
+    for name, x in memory.items():
+        setattr(problem, name, x.ctypes.data)
+    return problem, memory
+
+
+def numbers(p: Small, out: dict[str, Array]) -> dict[str, Array]:
+    return {name: decoded(x, p.arithmetic) if x.dtype != np.float64 else x for name, x in out.items()}
 
 
 def outputs(p: Small) -> dict[str, Array]:

@@ -61,12 +61,6 @@ def test_random_problems_in_every_order(arithmetic, schedule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
-def test_blocks_that_see_stores_late(arithmetic):
-    check(small(arithmetic), BLOCKS, late=True)
-
-
-@pytest.mark.slow
 def test_a_column_that_is_none_ends_the_launch():
     p = small()
     p.columns = np.where(np.arange(p.columns.size) == 2, 19, p.columns)

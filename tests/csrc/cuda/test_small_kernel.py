@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from fastqt.engines import cuda as cuda_schedule
-from tests.csrc.building import ROOT, compiler, why_no_modules
+from tests.csrc.building import ROOT, compiler
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded, encoded
 from tests.shared import oracle
 from tests.shared.tolerances import EAGER_FACTOR, HALF_ULP
 
-pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
 BATCH = 50  # problems for each test
 SANITIZED = range(1000, 1024)
@@ -135,7 +135,7 @@ def test_error_is_at_most_that_of_eager_pytorch(kernels, score, arithmetic):
 
 
 def test_the_engine_knows_the_shared_memory_of_a_block(kernels):
-    found = [kernels.shared_bytes(arithmetic) for arithmetic in ARITHMETICS]
+    found = [kernels.sizes(arithmetic)[2] for arithmetic in ARITHMETICS]
     dtypes = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
     assert found == [cuda_schedule.SHARED_BYTES[dtype] for dtype in dtypes]
 
@@ -193,7 +193,7 @@ def test_tiles_and_shares_of_warps_cover_each_cell_once(kernels, seed):
 @by_arithmetic
 def test_chosen_tiles_are_not_larger_than_a_block_can_hold(kernels, arithmetic):
     rng = np.random.default_rng(0)
-    most_m16_tiles, most_n8_tiles = kernels.largest_tile(arithmetic)
+    most_m16_tiles, most_n8_tiles = kernels.sizes(arithmetic)[:2]
     for _ in range(300):
         N, M = (int(n) for n in rng.integers(1, 1025, 2))
         D, blocks = int(rng.integers(1, 4801)), int(rng.integers(1, 200))
@@ -213,7 +213,7 @@ def test_chosen_tiles_are_not_larger_than_a_block_can_hold(kernels, arithmetic):
 
 
 def random_tiles(kernels: HostKernels, rng: np.random.Generator, p: Small, splits: int) -> dict[str, int]:
-    m16_tiles, n8_tiles = kernels.largest_tile(p.arithmetic)
+    m16_tiles, n8_tiles = kernels.sizes(p.arithmetic)[:2]
     (N, D), M = p.queries.shape, len(p.candidates)
 
     def number(size: int, piece: int, most: int) -> int:
@@ -247,7 +247,7 @@ def test_the_choice_of_tiles_does_not_change_the_result(kernels, arithmetic):
 @by_arithmetic
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_sizes_close_to_that_of_the_largest_tile(kernels, arithmetic, beyond):
-    m16_tiles, n8_tiles = kernels.largest_tile(arithmetic)
+    m16_tiles, n8_tiles = kernels.sizes(arithmetic)[:2]
     N, D = M16 * m16_tiles + beyond, N8 * n8_tiles + beyond
     M = D if beyond == 0 else 40
     p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)

@@ -14,7 +14,6 @@ import fastqt
 from fastqt.engines import cpu
 from fastqt.engines.cpu import contrastive as schedule
 from fastqt.functional import computed
-from tests.shared.cases import CASES
 from tests.shared.problem_check import check
 from tests.shared.problems import problems
 from tests.shared.tolerances import EAGER_FACTOR, UNIT_ROUNDOFF
@@ -154,24 +153,6 @@ def test_clip_is_the_same_whichever_tiles_are_kept(normalize, room, monkeypatch)
     for x, wanted in zip(found(torch.bfloat16), truth, strict=True):
         assert distance(x[:5] if x.dim() else x, wanted[:5] if x.dim() else wanted) < 4 * ROUNDING
         assert distance(x[6:] if x.dim() else x, wanted[6:] if x.dim() else wanted) < 4 * ROUNDING
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if "dense" not in c.name], ids=lambda case: case.name)
-@pytest.mark.parametrize("rows", [100, 5])
-def test_every_case_is_computed_in_bfloat16(case, rows, lowered, monkeypatch):
-    """Against the oracle, within what rounding scores, dS and products does: scores here are of order 10."""
-    monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(schedule, "MIN_CHUNK_ROWS", rows)
-    inputs = case.inputs(torch.bfloat16)
-    loss = case.loss(inputs)
-    assert lowered[0].targets.dense is not None or lowered[0].queries.dtype is torch.bfloat16
-    gradients = torch.autograd.grad(loss.sum(), list(inputs.values()))
-    weights = torch.full((len(inputs["queries"]),), 1.0 if loss.dim() else 1 / len(inputs["queries"]))
-    expected = case.expected(inputs, weights.double().numpy())
-    for (name, x), gradient in zip(inputs.items(), gradients, strict=True):
-        assert gradient.dtype is x.dtype
-        wanted = torch.as_tensor(getattr(expected, name)).double().reshape(gradient.shape)
-        assert distance(gradient, wanted) < 12 * ROUNDING, name
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=200, phases=(Phase.generate,))

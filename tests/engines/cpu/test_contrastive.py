@@ -12,15 +12,14 @@ from fastqt.fields import places_of
 from fastqt.functional import computed
 from fastqt.problem import Problem
 from tests.shared.cases import CASES, Case
+from tests.shared.draws import Seeded
 from tests.shared.excluding import excluding
+from tests.shared.problem_check import check
+from tests.shared.problems import Maker
 from tests.shared.tolerances import REORDERED, relative
 
-LARGE = (
-    *("default", "all at once", "smoothed window", "dense and full", "learnt scale", "row negatives"),
-    *("biases", "biases of classes", "sigmoid", "sigmoid, smoothed", "sigmoid, all at once"),
-)
 pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
-by_name = pytest.mark.parametrize("case", [c for c in CASES if c.name in LARGE], ids=lambda case: case.name)
+DTYPES = (torch.float32, torch.float64)
 
 
 def value_and_gradients(case: Case, inputs: dict[str, torch.Tensor], **more) -> list[torch.Tensor]:
@@ -33,34 +32,22 @@ def assert_same(a: list[torch.Tensor], b: list[torch.Tensor], tolerance: float) 
         assert relative(x, y) < tolerance
 
 
-@by_name
-@pytest.mark.parametrize("rows", [1, 3, 12])
-def test_chunks_do_not_change_the_result(case, rows, monkeypatch):
-    inputs = case.inputs(torch.float64)
-    whole = value_and_gradients(case, inputs)
-    monkeypatch.setattr(schedule, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(schedule, "MIN_CHUNK_ROWS", rows)
-    assert_same(value_and_gradients(case, inputs), whole, REORDERED[torch.float64])
+# Chunks of few rows, and tiles of few cells: of whole rows in the fast mode, and of any size in the low one.
+TILES = (
+    {"CHUNK_BYTES": 1, "MIN_CHUNK_ROWS": 1, "TILE_ROWS": 1, "TILE_COLUMNS": 1, "TILE_BYTES": 8},
+    {"CHUNK_BYTES": 1, "MIN_CHUNK_ROWS": 3, "TILE_ROWS": 3, "TILE_COLUMNS": 5, "TILE_BYTES": 120},
+    {"CHUNK_BYTES": 1, "MIN_CHUNK_ROWS": 12, "TILE_ROWS": 4, "TILE_COLUMNS": 100, "TILE_BYTES": 3200},
+)
 
 
-@pytest.mark.parametrize(("rows", "cells"), [(1, 1), (3, 15), (4, 400), (100, 400)])
-@pytest.mark.parametrize("case", [c for c in CASES if "sigmoid" in c.name], ids=lambda case: case.name)
-def test_fast_tiles_of_a_sigmoid_do_not_change_the_result(case, rows, cells, monkeypatch):
-    inputs = case.inputs(torch.float64)
-    whole = value_and_gradients(case, inputs)
-    monkeypatch.setattr(schedule, "TILE_ROWS", rows)
-    monkeypatch.setattr(schedule, "TILE_BYTES", 8 * cells)
-    assert_same(value_and_gradients(case, inputs), whole, REORDERED[torch.float64])
-
-
-@by_name
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 100), (100, 4)])
-def test_tiles_do_not_change_the_result(case, rows, columns, monkeypatch):
-    inputs = case.inputs(torch.float64)
-    whole = value_and_gradients(case, inputs)
-    monkeypatch.setattr(schedule, "TILE_ROWS", rows)
-    monkeypatch.setattr(schedule, "TILE_COLUMNS", columns)
-    assert_same(value_and_gradients(case, inputs, memory="low"), whole, REORDERED[torch.float64])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("first", [0, pytest.param(1000, marks=pytest.mark.slow)])
+def test_chunks_and_tiles_do_not_change_the_result(tiles, first, monkeypatch):
+    """It is the oracle's, of random problems, as that of all rows at once is in other tests."""
+    for name, value in tiles.items():
+        monkeypatch.setattr(schedule, name, value)
+    problems = [Maker(Seeded(first + number), DTYPES).problem for number in range(50 + first // 4)]
+    assert sum(check(problem, "cpu") for problem in problems) > len(problems) // 2
 
 
 @pytest.mark.parametrize("link", ["softmax", "sigmoid", "log_sum_exp"])

@@ -13,12 +13,12 @@ import torch
 import fastqt
 from fastqt import devices
 from fastqt.engines import ENGINES, cuda, plans
-from tests.csrc.building import why_no_modules
+from tests.csrc.building import compiler
 from tests.csrc.cuda.on_a_cpu import kernel_on_a_cpu
 from tests.shared.cases import CASES, Case
 from tests.shared.tolerances import CUDA_ROUNDINGS, FLOAT32, REORDERED, relative
 
-pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 UNKNOWN = {"negatives", "bias", "row_scores", "query_groups", "mask"}
 TAKEN = [
     case

@@ -13,8 +13,6 @@ from fastqt.engines.triton.copies import Copies
 from fastqt.kernels.copies import copy_rows, is_aligned
 from fastqt.problem import Problem
 from fastqt.targets import Diagonal
-from tests.engines.triton.test_engine import assert_oracles
-from tests.shared.cases import CASES
 from tests.shared.tolerances import FLOAT32, REORDERED_FLOAT32, THREE_ROUNDINGS, relative
 
 N, M, K = 13, 17, 5
@@ -50,16 +48,6 @@ def nearest(x: torch.Tensor) -> np.ndarray:
     """The nearest values with 11 significant bits, of two that are as near the larger one, float64."""
     mantissa, exponent = np.frexp(np.abs(x.detach().double().numpy()))
     return np.copysign(np.ldexp(np.floor(2**11 * mantissa + 0.5) / 2**11, exponent), x.detach().numpy())
-
-
-@by_memory
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.thinned(16)
-def test_is_the_oracles(case, memory, copied):
-    """Six elements of float32 are not a multiple of 16 bytes."""
-    inputs = case.inputs(torch.float32)
-    assert_oracles(case, inputs, memory)
-    assert set(copied) == {8}
 
 
 @by_dtype

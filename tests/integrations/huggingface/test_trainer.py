@@ -263,32 +263,6 @@ def test_losses_take_triplets(checkpoint, as_module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [{"bf16": True}, {"gradient_checkpointing": True, "max_grad_norm": 1.0, "optim": "adamw_torch"}],
-    ids=["bf16", "gradient_checkpointing"],
-)
-def test_arguments_of_the_trainer_do_no_harm(checkpoint, tmp_path, arguments):
-    run = trainer(ContrastiveModel(checkpoint, pooling="mean"), tmp_path, rows(2), **arguments)
-    run.train()
-    assert all(math.isfinite(loss) for loss in losses_of(run))
-
-
-@pytest.mark.slow
-def test_the_best_checkpoint_is_loaded_at_the_end(checkpoint, tmp_path):
-    model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True))
-    each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    worse = {"load_best_model_at_end": True, "learning_rate": 10.0}  # the later, the worse
-    run = trainer(model, tmp_path, rows(2), **each_step, **worse)
-    run.train()
-    best = ContrastiveModel.from_pretrained(
-        run.state.best_model_checkpoint, loss=SimCSELoss(learn_scale=True)
-    )
-    for name, tensor in best.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor), name
-
-
-@pytest.mark.slow
 def test_other_libraries_load_what_is_saved(checkpoint, tmp_path):
     library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
     model = ContrastiveModel(checkpoint, SimCSELoss(learn_scale=True), pooling="mean").eval()

@@ -190,11 +190,6 @@ def test_symmetric_ranking(model, name):
         getattr(ours, name)(model)
 
 
-@pytest.mark.parametrize("name", RANKING)
-def test_gathering_without_other_devices_changes_nothing(model, name):
-    compare(both(name, model, gather_across_devices=True), model, COLUMNS[:2])
-
-
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("name", OF_GIST)
 def test_gist(model, guide, name, columns):
@@ -321,14 +316,6 @@ def test_it_is_the_librarys_but_for_what_it_computes(model, guide, of_tokens, na
         assert next(settings) == next(settings)
 
 
-def test_a_class_derived_from_ours_is_its_own(model):
-    class Derived(ours.MultipleNegativesRankingLoss):
-        pass
-
-    assert Derived.__module__ == __name__
-    assert type(copy.deepcopy(Derived(model))) is Derived
-
-
 @pytest.mark.parametrize("name", [PLAIN, CACHED])
 def test_similarity_functions_of_ranking(model, name):
     make, refused = getattr(ours, name), r"^similarity_fct: want cos_sim or dot_score of .*, got "
@@ -346,27 +333,6 @@ def test_similarity_functions_of_ranking(model, name):
     own.similarity_fct = util.euclidean_sim
     with pytest.raises(ValueError, match=refused):
         step(own, model, COLUMNS[:2])
-
-
-def test_the_librarys_own_checks_remain(model, guide):
-    of_both = [
-        ((PLAIN, CACHED), {"directions": ("up",)}, "Invalid directions"),
-        ((PLAIN, CACHED), {"scale": 0}, "Scale must be a positive value"),
-        ((PLAIN, CACHED), {"hardness_strength": -1.0}, "hardness_strength must be non-negative"),
-        (GISTS, {"guide": guide, "margin_strategy": "percent"}, "margin_strategy must be 'absolute' or "),
-        ((ORTHOGONAL,), {"mean_weight": None, "second_moment_weight": 0}, "At least one of mean_weight or "),
-    ]
-    for name, options, message in ((name, *rest) for names, *rest in of_both for name in names):
-        with pytest.raises(ValueError, match=message):
-            getattr(ours, name)(model, **options)
-    with pytest.raises(ValueError, match="Expected at least 2 embeddings, got 1"):
-        ours.MultipleNegativesRankingLoss(model)(iter(features_of(model, COLUMNS[:1])), None)
-    with pytest.raises(ValueError, match="Expected 2 or 3 embeddings, got 4"):
-        ours.GISTEmbedLoss(model, guide)(features_of(model, COLUMNS), None)
-    with pytest.raises(ValueError, match="must have the same length"):
-        ours.CachedGISTEmbedLoss(model, guide).calculate_loss([[]], [[], []])
-    with pytest.raises(ValueError, match="matryoshka_weights must be the same length"):
-        ours.MatryoshkaLoss(model, ours.CoSENTLoss(model), [8, 4], [1])
 
 
 def test_what_is_refused_here_alone(model):
@@ -483,22 +449,6 @@ def test_settings_and_citation(model):
     assert cached.get_config_dict() == {"loss": "mixcse_loss", "mix": 0.3, "mini_batch_size": 2}
     with torch.no_grad():
         assert not cached(features_of(model, COLUMNS[:2])).requires_grad
-
-
-def test_the_margin_of_false_negatives(model):
-    """It is an option that the library's ranking loss does not have."""
-    options = {"directions": ("query_to_doc", "doc_to_doc"), "exclude": fastqt.Margin(-0.05)}
-    queries, *documents = (model(f)["sentence_embedding"] for f in features_of(model, COLUMNS[:3]))
-    wanted = fastqt.multiple_negatives_ranking_loss(queries, documents, **options)
-    assert wanted < fastqt.multiple_negatives_ranking_loss(
-        queries, documents, directions=options["directions"]
-    )
-    for loss in (
-        SentenceTransformerLoss(model, **options),
-        CachedLoss(model, mini_batch_size=2, **options),
-    ):
-        assert relative(loss(features_of(model, COLUMNS[:3])), wanted) <= FLOAT32
-        assert loss.get_config_dict()["exclude"] == fastqt.Margin(-0.05)
 
 
 @pytest.mark.parametrize(
