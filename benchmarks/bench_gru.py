@@ -137,15 +137,3 @@ def test_gru_forward_and_backward(benchmark, H, B, bidirectional, reset_after, r
         "bfloat16": forward_and_backward(*in_bfloat16(layer, batch), upstream),
     }
     record(benchmark, layer, batch, in_turns_with(benchmark, subject, others, rounds), **peaks)
-
-
-@pytest.mark.parametrize(("H", "B", "rounds"), INFERENCE)
-def test_gru_forward(benchmark, H, B, rounds):
-    torch.manual_seed(0)
-    batch, layer = ragged_batch(B), GRU(W, H)
-    others = {
-        "gemm": products(layer, batch, backward=False),
-        "torch": forward(torch_layer(layer), batch),
-        "bfloat16": forward(*in_bfloat16(layer, batch)),
-    }
-    record(benchmark, layer, batch, in_turns_with(benchmark, forward(layer, batch), others, rounds))

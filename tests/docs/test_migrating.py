@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import fastqt
-from tests.shared.migrating_on_ranks import RANKS_SECTION, differences_on_ranks, factors_on_ranks, run
+from tests.shared.migrating_on_ranks import RANKS_SECTION, differences_on_ranks, run
 from tests.shared.page_blocks import PAGES, Block, blocks
 from tests.shared.ranks import Ranks
 
@@ -154,20 +154,6 @@ def test_after_is_exact_for_converged_inputs(pair, dtype, monkeypatch):
     compare(results(after, given), results(before, truth), CONVERGED[dtype], least)
 
 
-def test_the_plain_loss_is_no_measure_for_converged_inputs_in_float32(monkeypatch):
-    """Its value is 0, and its gradients are wrong in the first digit; the page says so."""
-    (pair,) = [p for p in PAIRS if p.section.startswith("A matrix of scores")]
-    names, (before, _) = of(pair)
-    monkeypatch.setitem(names, "temperature", 1 / SCALE)
-    inputs = converged(pair.section)
-    wanted, found = (
-        results(before, [leaf(inputs[name], names[name], dtype) for name in pair.inputs])
-        for dtype in (torch.float64, torch.float32)
-    )
-    assert found[0] == 0 < wanted[0]
-    assert (found[1] - wanted[1]).abs().max() > 0.1 * wanted[1].abs().max()
-
-
 def test_variants_of_info_nce():
     torch.manual_seed(0)
     f, g = (torch.randn(N, D, dtype=torch.float64) for _ in range(2))
@@ -226,13 +212,3 @@ def test_several_processes(two, near_pairs):
     for on_rank in two.run(differences_on_ranks, near_pairs):
         assert on_rank["float64"] <= (CONVERGED[torch.float64] if near_pairs else FLOAT64)
         assert on_rank["float32"] <= (CONVERGED[torch.float32] if near_pairs else FLOAT32)
-
-
-@pytest.mark.slow
-def test_codes_that_look_alike(two):
-    """The second table of the section on several processes."""
-    factors = two.run(factors_on_ranks)[0]
-    for name, factor in (("queries of all", 0.5), ("times P", 2.0), ("after", 1.0)):
-        assert factors[name] == pytest.approx((factor, 1.0), rel=1e-9), name
-    for name in ("no gather", "no gradient"):
-        assert factors[name][1] < 0.99, name

@@ -21,7 +21,7 @@ NEEDS = {
     "how-to/export.md": ("sentence_transformers", "onnx", "onnxscript", "onnxruntime"),
 }
 COMMANDS = ("train", "embed", "evaluate", "search", "retriever", "export")
-WITH_COMMANDS = tuple(f"how-to/{name}.md" for name in COMMANDS)
+WITH_COMMANDS = ("quick-start.md", *(f"how-to/{name}.md" for name in COMMANDS))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,8 @@ def test_a_retriever_on_two_ranks(two):
 def write_inputs(folder, planted) -> None:
     for source, name in zip(planted, ("corpus.txt", "held-out.txt"), strict=True):
         shutil.copyfile(source, folder / name)
-    shutil.copyfile(planted[1], folder / "sentences.txt")
+    for name in ("sentences.txt", "novels.txt"):
+        shutil.copyfile(planted[1], folder / name)
     words = [f"topic{topic}word{word}" for topic in range(30) for word in range(3)]
     numbers = torch.randn(len(words), 4, generator=torch.Generator().manual_seed(0)).tolist()
     lines = [f"{word} " + " ".join(map(str, row)) for word, row in zip(words, numbers, strict=True)]
@@ -83,7 +84,7 @@ def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
     write_inputs(folder, planted)
     said = [words for block in blocks(PAGES[page], "sh") for words in commands(block.code)]
     own = [words[1:] for words in said if words[0] == "fastqt"]
-    if page != "how-to/train.md":
+    if page not in ("how-to/train.md", "quick-start.md"):
         own.insert(0, ["train", "corpus.txt", "--out", "run"])
     for words in own:
         quick = QUICK if words[0] == "train" and "--resume" not in words else []

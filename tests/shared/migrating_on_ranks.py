@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -110,40 +109,6 @@ def differences_on_ranks(near_pairs: bool) -> dict[str, float]:
     return {
         "float64": _apart(step(names["after"], double), truth),
         "float32": _apart(step(names["after"], batch), truth),
-    }
-
-
-def factors_on_ranks() -> dict[str, tuple[float, float]]:
-    """For each code the factor of its encoders' gradient along the batch's, and the cosine of the two."""
-    names, batch = _page(), tuple(x.double() for x in _rows(near_pairs=False))
-    gather, before = names["Gather"].apply, names["before"]
-    size, temperature = dist.get_world_size(), 0.1
-
-    def info_nce(f: Tensor, g: Tensor, first: int) -> Tensor:
-        f, g = F.normalize(f, dim=1), F.normalize(g, dim=1)
-        return F.cross_entropy(f @ g.T / names["temperature"], first + torch.arange(len(f)))
-
-    def constant(x: Tensor) -> Tensor:
-        """All ranks' rows without a gradient, but for the own ones."""
-        parts = list(gather(x.detach()).chunk(size))
-        parts[dist.get_rank()] = x
-        return torch.cat(parts)
-
-    one = _Two(torch.float64, temperature)
-    names["temperature"] = one.temperature
-    info_nce(*one(*batch), 0).backward()
-    wanted, _ = _gradients(one)
-    codes = {
-        "no gather": lambda f, g: info_nce(f, g, 0),
-        "no gradient": lambda f, g: info_nce(f, constant(g), len(f) * dist.get_rank()),
-        "queries of all": lambda f, g: info_nce(constant(f), constant(g), 0),
-        "times P": lambda f, g: size * before(f, g),
-        "after": names["after"],
-    }
-    found = {name: _step(code, batch, names, temperature)[1] for name, code in codes.items()}
-    return {
-        name: (float(x @ wanted / (wanted @ wanted)), float(F.cosine_similarity(x, wanted, dim=0)))
-        for name, x in found.items()
     }
 
 
