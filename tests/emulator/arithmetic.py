@@ -44,20 +44,6 @@ def _exact(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     return total, (product - (total - of_c)) + (c - of_c)
 
 
-def add_rz(a: Array, b: Array) -> Array:
-    """a + b of float32, rounded towards zero."""
-    return fma_rz(a, np.float32(1), b)
-
-
-def fma_rz(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of float32, rounded towards zero."""
-    total, missing = _exact(a, b, c)
-    nearest = total.astype(np.float32)
-    beyond = np.abs(nearest.astype(np.float64)) > np.abs(total)
-    beyond |= (nearest == total) & (missing != 0) & ((missing < 0) != (total < 0))
-    return np.where(beyond & np.isfinite(total), np.nextafter(nearest, np.float32(0)), nearest)
-
-
 def fma_rm(a: Array, b: Array, c: Array) -> Array:
     """a * b + c of float32, rounded towards minus infinity."""
     total, missing = _exact(a, b, c)
@@ -69,21 +55,6 @@ def fma_rm(a: Array, b: Array, c: Array) -> Array:
 def saturated(x: Array) -> Array:
     """.sat of a float: clamped to [0, 1], NaN as 0."""
     return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))
-
-
-def fma_bf16(a: Bits, b: Bits, c: Bits) -> Bits:
-    """a * b + c of bfloat16, or of each of two in 32 bits, rounded once."""
-    if a.dtype == np.uint32:
-        parts = (
-            np.broadcast_to(x, a.shape).copy().view(np.uint16) for x in (a, b, c)
-        )  # the lower half first
-        return fma_bf16(*parts).view(np.uint32)
-    a, b, c = (from_bf16(x) for x in (a, b, c))
-    total, missing = _exact(a, b, c)
-    truncated = fma_rz(a, b, c)
-    # An odd last bit stands for what is cut off, so that to round again is to round once.
-    inexact = np.isfinite(truncated) & ((truncated != total) | (missing != 0))
-    return to_bf16((truncated.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32))
 
 
 def flush(x: Array) -> Array:
@@ -197,23 +168,3 @@ def quotient(a: Array, b: Array) -> Array:
 def remainder(a: Array, b: Array) -> Array:
     """Of such a division; it has the sign of a."""
     return a - quotient(a, b) * b
-
-
-def high_product(a: Array, b: Array) -> Array:
-    """The upper half of the bits of a product of integers."""
-    if a.dtype.itemsize == 4:
-        wide = np.int64 if a.dtype.kind == "i" else np.uint64
-        return ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(a.dtype)
-    exact = [int(x) * int(y) >> 64 for x, y in np.broadcast(a, b)]
-    return np.array([x & (2**64 - 1) for x in exact], np.uint64).view(a.dtype)
-
-
-def leading_zeros(a: Bits) -> Bits:
-    """clz of 32 bits."""
-    exponent = np.frexp(a.astype(np.float64))[1]
-    return (32 - exponent).astype(np.uint32)
-
-
-def set_bits(a: Bits) -> Bits:
-    """popc."""
-    return np.bitwise_count(a).astype(np.uint32)

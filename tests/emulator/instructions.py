@@ -11,26 +11,12 @@ from tests.emulator.kinds import OPPOSITE, ORDERED, ROUNDINGS, bits_of, is_float
 from tests.emulator.ptx import Instruction
 from tests.emulator.writer import Writer
 
-# a + b, a - b and a b of bfloat16 as fused products, of which the first factor is a: b and c of a b + c.
-OF_BF16 = {
-    "bf16": {"*": "{b}, b16(0x8000)", "+": "b16(0x3F80), {b}", "-": "b16(0x3F80), {b} ^ b16(0x8000)"},
-    "bf16x2": {
-        "*": "{b}, b32(0x80008000)",
-        "+": "b32(0x3F803F80), {b}",
-        "-": "b32(0x3F803F80), {b} ^ b32(0x80008000)",
-    },
-}
-
-
 SIGNS = {"add": "+", "sub": "-"}  # mul has other forms
 UNARY = {"neg": "-{}", "not": "~{}"}
 BINARY = {"and": "{a} & {b}", "or": "{a} | {b}", "xor": "{a} ^ {b}", "rem": "a.remainder({a}, th.array({b}))"}
 # Of integers and where a NaN stays one; and of floats, of which a number beside a NaN is the result.
 EXTREMES = {"min": ("minimum", "fmin"), "max": ("maximum", "fmax")}
 SHIFTS = {"shl": "left", "shr": "right"}
-COUNTS = {"clz": "leading_zeros", "popc": "set_bits"}
-# The function and its error in units of the last place; that of tanh is 2^-11 of the result.
-APPROXIMATIONS = {"lg2": ("np.log2", 2.0), "rsqrt": ("1 / np.sqrt", 2.0), "tanh": ("np.tanh", 2.0**13)}
 
 
 class OfRegisters(Writer):
@@ -44,12 +30,9 @@ class OfRegisters(Writer):
             (BINARY, self.binary),
             (EXTREMES, self.extreme),
             (SHIFTS, self.shift),
-            (COUNTS, self.counted),
         ):
             if name in table:
                 return lambda i: method(i, table[name])
-        if name in APPROXIMATIONS:
-            return lambda i: self.approximated(i, *APPROXIMATIONS[name])
         return super().method_of(name)
 
     def unary(self, i: Instruction, expression: str) -> None:
@@ -63,27 +46,17 @@ class OfRegisters(Writer):
         a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")
         self.write(i.operands[0], i.type, f"a.shift_{way}({a}, {by}, {bits_of(i.type)})")
 
-    def counted(self, i: Instruction, name: str) -> None:
-        self.write(i.operands[0], "b32", f"a.{name}({self.value(str(i.operands[1]), i.type)})")
-
     def binary(self, i: Instruction, expression: str, kind: str | None = None) -> None:
         kind = kind or i.type
         a, b = (self.value(str(x), kind) for x in i.operands[1:3])
         self.write(i.operands[0], kind, expression.format(a=a, b=b, kind=kind))
 
     def float_binary(self, i: Instruction, sign: str) -> None:
-        flushed, rounding = "ftz" in i.modifiers, {"rz", "rm", "rp", "sat"} & set(i.modifiers)
-        if i.type in ("bf16", "bf16x2") and not flushed | bool(rounding):
-            self.binary(i, "a.fma_bf16({a}, " + OF_BF16[i.type][sign] + ")")
-        elif rounding == {"rz"} and i.type == "f32" and sign == "+":
-            self.binary(
-                i, "a.flush(a.add_rz(a.flush({a}), a.flush({b})))" if flushed else "a.add_rz({a}, {b})"
-            )
-        elif i.type in ("bf16", "bf16x2", "f16x2") or rounding:
+        if i.type in ("bf16", "bf16x2", "f16x2") or {"rz", "rm", "rp", "sat"} & set(i.modifiers):
             self.unknown(i.text)
-        else:
-            plain = f"a.flush(a.flush({{a}}) {sign} a.flush({{b}}))" if flushed else f"{{a}} {sign} {{b}}"
-            self.binary(i, plain)
+        flushed = "ftz" in i.modifiers
+        plain = f"a.flush(a.flush({{a}}) {sign} a.flush({{b}}))" if flushed else f"{{a}} {sign} {{b}}"
+        self.binary(i, plain)
 
     def do_mul(self, i: Instruction) -> None:
         if "wide" in i.modifiers:
@@ -91,7 +64,7 @@ class OfRegisters(Writer):
             a, b = (self.value(str(x), i.type) for x in i.operands[1:3])
             self.write(i.operands[0], wide, f"{a}.astype({wide}) * {wide}({b})")
         elif "hi" in i.modifiers:
-            self.binary(i, "a.high_product({a}, np.broadcast_to({b}, {a}.shape))")
+            self.unknown(i.text)
         else:
             self.float_binary(i, "*")
 
@@ -104,14 +77,10 @@ class OfRegisters(Writer):
         self.write(i.operands[0], wide, f"{wide}({a}) * {wide}({b}) + {c}")
 
     def do_fma(self, i: Instruction) -> None:
-        if i.type in ("bf16", "bf16x2") and i.modifiers == ("rn", i.type):
-            a, b, c = (f"th.array({self.value(str(x), i.type)})" for x in i.operands[1:4])
-            self.write(i.operands[0], i.type, f"a.fma_bf16({a}, {b}, {c})")
-            return
-        rounding = next((x for x in ("rz", "rm") if x in i.modifiers and i.type == "f32"), "rn")
+        rounding = "rm" if "rm" in i.modifiers and i.type == "f32" else "rn"
         if i.type not in ("f32", "f64") or rounding not in i.modifiers or "sat" in i.modifiers:
             self.unknown(i.text)
-        of_f32 = {"rz": "fma_rz", "rm": "fma_rm", "rn": "fma_f32"}[rounding]
+        of_f32 = {"rm": "fma_rm", "rn": "fma_f32"}[rounding]
         a, b, c = (self.value(str(x), i.type) for x in i.operands[1:4])
         if i.type == "f64":
             expression = f"a.fma_f64({a}, {b}, {c})"
@@ -164,26 +133,6 @@ class OfRegisters(Writer):
         else:
             expression = f"a.flush(np.abs({a}))" if "ftz" in i.modifiers else f"np.abs({a})"
         self.write(i.operands[0], i.type, expression)
-
-    def do_lop3(self, i: Instruction) -> None:
-        """Any function of three bits, whose table the last operand is."""
-        a, b, c = (self.value(str(x), "b32") for x in i.operands[1:4])
-        table = int(str(i.operands[4]).rstrip("U"), 0)
-        terms = [
-            " & ".join(x if k >> (2 - place) & 1 else f"~{x}" for place, x in enumerate((a, b, c)))
-            for k in range(8)
-            if table >> k & 1
-        ]
-        self.write(i.operands[0], "b32", " | ".join(f"({term})" for term in terms) or "th.full(b32(0))")
-
-    def do_shf(self, i: Instruction) -> None:
-        low, high, by = (self.value(str(x), "b32") for x in i.operands[1:4])
-        both = f"({low}.astype(b64) | (th.array({high}).astype(b64) << b64(32)))"
-        amount = f"({by} & b32(31))" if "wrap" in i.modifiers else f"np.minimum({by}, b32(32))"
-        shifted = (
-            f"{both} >> b64({amount})" if "r" in i.modifiers else f"({both} << b64({amount})) >> b64(32)"
-        )
-        self.write(i.operands[0], "b32", f"({shifted}).astype(b32)")
 
     def do_prmt(self, i: Instruction) -> None:
         a, b = (self.value(str(x), "b32") for x in i.operands[1:3])

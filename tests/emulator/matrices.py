@@ -29,7 +29,7 @@ def fragment(shape: str, kind: str, operand: str) -> tuple[Array, Array]:
 
     Args:
         shape: m16n8k16 or another.
-        kind: of the operands: bf16, f16, tf32 or f64.
+        kind: of the operands: bf16, f16 or tf32.
         operand: "a", "b" or "c", which the result has as well.
     """
     k = int(shape.split("k")[1])
@@ -48,24 +48,16 @@ def fragment(shape: str, kind: str, operand: str) -> tuple[Array, Array]:
             return GROUP[:, None] + 8 * (i % 2), IN_GROUP[:, None] + 4 * (i // 2)
         i = np.arange(k // 4)
         return IN_GROUP[:, None] + 4 * i, GROUP[:, None] + 0 * i
-    if shape == "m8n8k4" and kind == "f64":
-        if operand == "a":
-            return GROUP[:, None], IN_GROUP[:, None]
-        if operand == "b":
-            return IN_GROUP[:, None], GROUP[:, None]
-        return np.broadcast_to(GROUP[:, None], (32, 2)), IN_GROUP[:, None] * 2 + np.arange(2)
     raise NotImplementedError(f"mma.{shape}.{kind}, operand {operand}")
 
 
 def elements(registers: Sequence[Array], kind: str) -> Array:
-    """What registers hold, (threads, elements) in float32, or float64.
+    """What registers hold, (threads, elements) in float32.
 
     The hardware reads the upper 19 bits of an operand that is said to be of TF32, whatever the others are.
     """
     if kind == "tf32":
         return np.stack([(x & np.uint32(0xFFFFE000)).view(np.float32) for x in registers], 1)
-    if kind == "f64":
-        return np.stack([x.view(np.float64) for x in registers], 1)
     halves = np.stack(registers, 1).view(np.uint16)  # the lower half of a register first
     return from_bf16(halves) if kind == "bf16" else halves.view(np.float16).astype(np.float32)
 

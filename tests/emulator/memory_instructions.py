@@ -34,11 +34,6 @@ class Instructions(OfRegisters):
         a = self.value(str(i.operands[1]), i.type)
         self.write(i.operands[0], i.type, f'm.warps.reduce(th, "{i.modifiers[1]}", {a})')
 
-    def do_vote(self, i: Instruction) -> None:
-        how = i.modifiers[1]
-        a = self.predicate((str(i.operands[1]).lstrip("!"), str(i.operands[1]).startswith("!")))
-        self.write(i.operands[0], "b32" if how == "ballot" else "pred", f'm.warps.vote(th, "{how}", {a})')
-
     def do_elect(self, i: Instruction) -> None:
         lane, elected = str(i.operands[0]).split("|")
         self.write(lane, "b32", "th.full(b32(0))")  # the first of a whole warp
@@ -132,7 +127,7 @@ class Instructions(OfRegisters):
         loaded = self.variable()
         wanted = f"th, {address}, {where}, {width}, {len(to)}"
         if space == "global" and {*ORDERS, "volatile"} & {*i.modifiers}:
-            self.line(f"{loaded} = m.strong.load({wanted}, {self.ordering(i, 'relaxed')})")
+            self.line(f"{loaded} = m.strong.load({wanted}, {self.ordering(i)})")
         else:
             self.line(f"{loaded} = m.{space}_memory.load({wanted})")
         for k, register in enumerate(to):
@@ -159,11 +154,9 @@ class Instructions(OfRegisters):
         source = i.operands[1] if isinstance(i.operands[1], tuple) else (str(i.operands[1]),)
         kind = storage(i.type)
         values = ", ".join(f"th.array({self.value(x, kind)})" for x in source)
-        stored = f"th, {address}, {self.guard or 'None'}, [{values}]"
-        if space == "global" and {*ORDERS, "volatile"} & {*i.modifiers}:
-            self.line(f"m.strong.store({stored}, {self.ordering(i, 'relaxed')})")
-        else:
-            self.line(f"m.{space}_memory.store({stored})")
+        if {*ORDERS, "volatile"} & {*i.modifiers}:
+            self.unknown(i.text)
+        self.line(f"m.{space}_memory.store(th, {address}, {self.guard or 'None'}, [{values}])")
 
     def give_parameter(self, i: Instruction) -> None:
         """st.param, which gives a function that is called a parameter."""
@@ -185,50 +178,30 @@ class Instructions(OfRegisters):
             self.unknown(i.text)
         self.line('m.fail(th, "trap")')
 
-    def ordering(self, i: Instruction, default: str) -> str:
-        """What a strong access orders, and for whom: .volatile is .relaxed for all."""
-        order = next((x for x in i.modifiers if x in ORDERS), default)
+    def ordering(self, i: Instruction) -> str:
+        """What a strong access orders, and for whom: .volatile is .relaxed."""
+        order = next((x for x in i.modifiers if x in ORDERS), "relaxed")
         if "cluster" in i.modifiers:
             self.unknown(i.text)
         return f'"{order}", "{"cta" if "cta" in i.modifiers else "gpu"}"'
 
-    def do_createpolicy(self, i: Instruction) -> None:
-        """What a cache is to keep, which accesses take as .L2::cache_hint: it changes no value."""
-        if i.guard is not None or i.type != "b64":
-            self.unknown(i.text)
-        self.write(i.operands[0], "b64", "th.full(b64(0))")
-
     def do_atom(self, i: Instruction) -> None:
         to, place, operand = i.operands[:3]
-        others = "".join(f", th.array({self.value(str(x), i.type)})" for x in i.operands[3:])
-        self.write(to, i.type, self.atomic(i, place, operand, others))
-
-    def do_red(self, i: Instruction) -> None:
-        self.line(self.atomic(i, i.operands[0], i.operands[1], ""))
-
-    def atomic(self, i: Instruction, place: Operand, operand: Operand, others: str) -> str:
         # Code by hand has the operation before the order, as atom.add.release.gpu.u32.
         how = next((x for x in i.modifiers[:-1] if x in ATOMIC), None)
-        if how is None or self.space(i) != "global":
+        if how is None or self.space(i) != "global" or len(i.operands) > 3:
             self.unknown(i.text)
         address, where = self.address(place, 64), self.guard or "None"
         value = f"th.array({self.value(str(operand), i.type)})"
-        order = self.ordering(i, "relaxed")
-        return f'm.strong.atomic(th, {address}, {where}, "{how}", {order}, {value}{others})'
+        self.write(
+            to, i.type, f'm.strong.atomic(th, {address}, {where}, "{how}", {self.ordering(i)}, {value})'
+        )
 
     def do_fence(self, i: Instruction) -> None:
-        first = i.modifiers[0]
         if "async" in i.modifiers:
             self.line("m.clocks.fence_proxy(np.unique(th.warp))")
-        elif first in ("acq_rel", "sc", "cta", "gpu", "sys"):
-            scope = "cta" if "cta" in i.modifiers else "gpu"
-            self.line(f'm.strong.fence(th, {self.guard or "None"}, "{scope}")')
-        elif first not in ("mbarrier_init", "proxy"):
+        elif i.modifiers[0] not in ("mbarrier_init", "proxy"):
             self.unknown(i.text)
-
-    def do_membar(self, i: Instruction) -> None:
-        scope = "cta" if i.modifiers == ("cta",) else "gpu"
-        self.line(f'm.strong.fence(th, {self.guard or "None"}, "{scope}")')
 
     def do_cp(self, i: Instruction) -> None:
         where = self.guard or "None"
@@ -285,7 +258,7 @@ class Instructions(OfRegisters):
         shape, kind, of_sums = i.modifiers[2], i.modifiers[-2], i.modifiers[-1]
         if self.guard or i.modifiers[:2] != ("sync", "aligned") or i.modifiers[3:5] != ("row", "col"):
             self.unknown(i.text)
-        a, b = ([self.value(x, "b64" if kind == "f64" else "b32") for x in i.operands[k]] for k in (1, 2))
+        a, b = ([self.value(x, "b32") for x in i.operands[k]] for k in (1, 2))
         c = [self.value(x, of_sums) for x in i.operands[3]]
         result = self.variable()
         operands = ", ".join(f"[{', '.join(part)}]" for part in (a, b, c))

@@ -10,7 +10,7 @@ chapter 8 (memory consistency model).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,6 @@ class Clocks:
         np.fill_diagonal(self.times, 1)
         self.fenced = np.zeros_like(self.times)  # the same of what was fenced for the asynchronous proxy
         self.released: dict[Hashable, Integers] = {}  # what has been released at an address
-        # Of warps, for the whole grid or for their block alone: what they knew at their last fence, and what
-        # relaxed reads have found since, which the next fence tells them.
-        self.offered: dict[tuple[int, bool], Integers] = {}
-        self.heard: dict[tuple[int, bool], Integers] = {}
 
     def now(self, warps: Integers) -> Integers:
         """The warps' own times."""
@@ -68,37 +64,6 @@ class Clocks:
     def acquire(self, warps: Integers | int, address: Hashable) -> None:
         """Warps learn what was released there."""
         self._learn(warps, self.released.get(address))
-
-    def fence(self, warp: int, *, whole_grid: bool) -> None:
-        """fence.acq_rel: a warp learns what it has heard, and its next relaxed writes tell what it knows.
-
-        A fence for the whole grid is one for the warp's block, too.
-        """
-        scopes = (True, False) if whole_grid else (False,)
-        for scope in scopes:
-            self._learn(warp, self.heard.pop((warp, scope), None))
-        for scope in scopes:
-            self.offered[warp, scope] = self._knowledge(warp)
-        self.times[warp, warp] += 1
-
-    def hear(self, warp: int, keys: Sequence[Key]) -> None:
-        """A relaxed read of a warp finds what was released, and learns it at the next fence."""
-        for key in keys:
-            released = self.released.get(key)
-            if released is not None:
-                self._add(self.heard, (warp, key[1] is None), released)
-
-    def offer(self, warp: int, keys: Sequence[Key]) -> None:
-        """A relaxed write of a warp releases what the warp knew at its last fence."""
-        for key in keys:
-            known = self.offered.get((warp, key[1] is None))
-            if known is not None:
-                self._add(self.released, key, known)
-
-    def forget(self, keys: Sequence[Key]) -> None:
-        """Another value is there now, which tells nothing yet."""
-        for key in keys:
-            self.released.pop(key, None)
 
     def _knowledge(self, warp: int) -> Integers:
         return np.stack([self.times[warp], self.fenced[warp]])

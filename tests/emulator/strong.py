@@ -1,12 +1,10 @@
-"""Atomics, fences, and strong loads and stores: how threads of different blocks learn of each other.
+"""Atomics and strong loads: how threads of different blocks learn of each other.
 
 A strong access reads and writes what all blocks agree on. A release offers at an address what its thread
-knows, and an acquire that reads from there learns it. A fence makes both of the relaxed accesses around it:
-of those that follow it a release, of those before it an acquire.
+knows, and an acquire that reads from there learns it. Relaxed ones tell nothing: no kernel here has fences.
 
 Source: Parallel Thread Execution ISA, chapter 8 (memory consistency model): "Scope", "Morally strong
-operations", "Release and acquire patterns", "Causality order"; chapter 9: "membar / fence", "atom", "ld" and
-"st".
+operations", "Release and acquire patterns", "Causality order"; chapter 9: "atom" and "ld".
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ ATOMIC = {
     "add": lambda old, new: old + new,
     "max": max,
     "min": min,
-    "exch": lambda old, new: new,
-    "cas": None,  # has two operands
     "or": lambda old, new: old | new,
     "and": lambda old, new: old & new,
 }
@@ -46,7 +42,6 @@ class Strong:
         order: str,
         scope: str,
         value: Array,
-        other: Array | None = None,
     ) -> Array:
         """One thread after the other, in the order of their numbers; at random where warps are."""
         machine, memory = self.machine, self.machine.global_memory
@@ -60,16 +55,9 @@ class Strong:
         for lane, place, number in zip(lanes, places, region, strict=True):
             view = memory.regions[number].views[width].view(value.dtype)
             at = (place - memory.bases[number]) // width
-            old, new = view[at], value[lane]
-            before[lane] = old
-            if how == "cas":
-                assert other is not None
-                new = other[lane] if old == new else old
-            else:
-                new = ATOMIC[how](old, new)
-
+            before[lane] = view[at]
             self._read(threads, lane, int(place), order, scope)
-            view[at] = new
+            view[at] = ATOMIC[how](view[at], value[lane])
             self._write(threads, lane, int(place), order, scope)
         return before
 
@@ -90,27 +78,6 @@ class Strong:
             self._read(threads, lane, int(address[lane]), order, scope)
         return values
 
-    def store(
-        self,
-        threads: Any,
-        address: Array,
-        where: Array | None,
-        values: list[Array],
-        order: str,
-        scope: str,
-    ) -> None:
-        """st.relaxed, st.release and st.volatile."""
-        self.machine.global_memory.store(threads, address, where, values, strong=True)
-        for lane in range(threads.n) if where is None else np.flatnonzero(where):
-            # Who reads this value does not learn what earlier values at the address would have told.
-            self.machine.clocks.forget(self._keys(threads, lane, int(address[lane]), scope))
-            self._write(threads, lane, int(address[lane]), order, scope)
-
-    def fence(self, threads: Any, where: Array | None, scope: str) -> None:
-        """fence.acq_rel, fence.sc and membar."""
-        for warp in np.unique(threads.warp if where is None else threads.warp[where]):
-            self.machine.clocks.fence(int(warp), whole_grid=scope != "cta")
-
     @staticmethod
     def _keys(threads: Any, lane: int, place: int, scope: str) -> list[Key]:
         """Where an access finds what others have released: for the whole grid, and for its own block."""
@@ -122,13 +89,9 @@ class Strong:
         if order in ("acquire", "acq_rel"):
             for key in keys:
                 self.machine.clocks.acquire(warp, key)
-        else:
-            self.machine.clocks.hear(warp, keys)
 
     def _write(self, threads: Any, lane: int, place: int, order: str, scope: str) -> None:
         warp, keys = int(threads.warp[lane]), self._keys(threads, lane, place, scope)
         if order in ("release", "acq_rel"):
             for key in keys:
                 self.machine.clocks.release(warp, key)
-        else:
-            self.machine.clocks.offer(warp, keys)

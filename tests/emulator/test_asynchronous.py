@@ -129,7 +129,7 @@ def test_at_random_a_group_of_warps_may_be_far_ahead():
         setp.eq.u32 %p1, %r12, 0;
         NEXT:
         add.u32 %r10, %r10, 1;
-        @%p1 st.relaxed.gpu.global.b32 [%d11], %r10;
+        @%p1 atom.relaxed.gpu.global.add.u32 %r14, [%d11], 1;
         setp.lt.u32 %p2, %r10, 20;
         @%p2 bra NEXT;
         @%p1 ld.relaxed.gpu.global.b32 %r13, [%d12+4];

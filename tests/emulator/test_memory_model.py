@@ -8,66 +8,42 @@ from tests.emulator.small_kernels import execute
 
 # Block 0 stores 7 and raises a flag; block 1 waits for the flag and takes what it sees.
 MESSAGE = """
+    mov.b32 %r11, 1;
     setp.ne.u32 %p1, %r1, 0;
     @%p1 bra READER;
     mov.b32 %r10, 7;
     st.global.b32 [%d0], %r10;
-    {between}
-    mov.b32 %r11, 1;
-    st.{store}.global.b32 [%d1], %r11;
+    setp.eq.u32 %p3, %r0, 0;
+    @%p3 atom.global.add.{write}.u32 %r12, [%d1], %r11;
     bra END;
     READER:
-    ld.{load}.global.b32 %r12, [%d1];
+    ld.{read}.global.b32 %r12, [%d1];
     setp.eq.u32 %p2, %r12, 0;
     @%p2 bra READER;
-    {after}
     ld.global.b32 %r13, [%d0];
     st.global.b32 [%d2], %r13;
     END:
 """
-FENCE = "fence.acq_rel.gpu;"
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
-def kinds_of(schedule, between="", store="relaxed.gpu", load="relaxed.gpu", after=""):
+@every_schedule
+@pytest.mark.parametrize(
+    ("write", "read", "kinds"),
+    [
+        ("release.gpu", "acquire.gpu", set()),
+        ("acq_rel.gpu", "acquire.sys", set()),
+        ("relaxed.gpu", "relaxed.gpu", {"race"}),
+        ("release.cta", "acquire.gpu", {"race"}),
+        ("release.gpu", "acquire.cta", {"race"}),
+        ("relaxed.gpu", "acquire.gpu", {"race"}),
+        ("release.gpu", "volatile", {"race"}),
+    ],
+)
+def test_a_message_is_a_race_unless_both_sides_order_it(write, read, kinds, schedule):
     data, flag, out = (np.zeros(1, np.uint32) for _ in range(3))
-    body = MESSAGE.format(between=between, store=store, load=load, after=after)
-    return execute(body, data, flag, out, threads=32, blocks=2, schedule=schedule).kinds()
-
-
-@every_schedule
-@pytest.mark.parametrize(
-    "ordered",
-    [
-        {"between": FENCE, "after": FENCE},
-        {"between": "membar.gl;", "after": "membar.gl;", "store": "volatile", "load": "volatile"},
-        {"between": "fence.sc.sys;", "load": "acquire.gpu"},
-        {"store": "release.gpu", "after": FENCE},
-        {"store": "release.gpu", "load": "acquire.sys"},
-    ],
-    ids=lambda x: ", ".join(x.values()),
-)
-def test_a_message_arrives_if_both_sides_order_it(ordered, schedule):
-    assert kinds_of(schedule, **ordered) == set()
-
-
-@every_schedule
-@pytest.mark.parametrize(
-    "missing",
-    [
-        {},
-        {"between": FENCE},
-        {"after": FENCE},
-        {"between": "fence.acq_rel.cta;", "after": FENCE},
-        {"between": FENCE, "after": "membar.cta;"},
-        {"store": "release.cta", "load": "acquire.gpu"},
-        {"store": "relaxed.gpu", "load": "acquire.gpu"},
-        {"store": "release.gpu", "load": "relaxed.gpu"},
-    ],
-    ids=lambda x: ", ".join(x.values()) or "nothing",
-)
-def test_a_message_is_a_race_where_an_order_is_missing(missing, schedule):
-    assert kinds_of(schedule, **missing) == {"race"}
+    body = MESSAGE.format(write=write, read=read)
+    assert execute(body, data, flag, out, threads=32, blocks=2, schedule=schedule).kinds() == kinds
 
 
 # The last of four blocks to count adds up what all have stored.
@@ -80,9 +56,7 @@ LAST_BLOCK = """
     @%p3 st.global.b32 [%d10], %r10;
     {barrier}
     mov.b32 %r11, 1;
-    {before}
     @%p1 atom.global.{order}.add.u32 %r12, [%d1], %r11;
-    {after}
     setp.eq.u32 %p2, %r12, 3;
     and.pred %p2, %p1, %p2;
     @%p2 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d0];
@@ -98,10 +72,8 @@ LAST_BLOCK = """
     ("change", "whole"),
     [
         ({}, True),
-        ({"order": "gpu.relaxed", "before": FENCE, "after": FENCE}, True),
-        ({"order": "gpu.release", "after": FENCE}, True),
-        ({"order": "gpu.relaxed", "after": FENCE}, False),
-        ({"order": "gpu.relaxed", "before": FENCE}, False),
+        ({"order": "gpu.relaxed"}, False),
+        ({"order": "gpu.release"}, False),
         ({"order": "gpu.acquire"}, False),
         ({"order": "cta.acq_rel"}, False),
         ({"barrier": ""}, False),
@@ -110,7 +82,7 @@ LAST_BLOCK = """
 )
 def test_the_last_block_adds_up_all(change, whole, schedule):
     parts, count, total = (np.zeros(n, np.uint32) for n in (4, 1, 1))
-    text = {"barrier": "bar.sync 0;", "before": "", "order": "gpu.acq_rel", "after": "", **change}
+    text = {"barrier": "bar.sync 0;", "order": "gpu.acq_rel", **change}
     body = LAST_BLOCK.format(**text)
     kinds = execute(body, parts, count, total, threads=64, blocks=4, schedule=schedule).kinds()
     assert count[0] == 4

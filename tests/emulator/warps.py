@@ -45,16 +45,11 @@ class Warps:
         first, last = mine & segment, (mine & segment) | (bound & ~segment)
         if how == "bfly":
             source = mine ^ (b & 31)
-            inside = source <= last
         elif how == "idx":
             source = first | (b & 31 & ~segment)
-            inside = source <= last
-        elif how == "up":
-            source = mine - (b & 31)
-            inside = source >= (mine & segment) | (bound & ~segment)
         else:
-            source = mine + (b & 31)
-            inside = source <= last
+            raise NotImplementedError(f"shfl.sync.{how}")
+        inside = source <= last
         source = np.where(inside, source, mine)
         in_rows = value.reshape(-1, WARP)
         taken: Array = np.take_along_axis(in_rows, source.reshape(-1, WARP), 1).reshape(-1)
@@ -72,16 +67,6 @@ class Warps:
             "and": np.bitwise_and,
         }[how]
         return np.repeat(function.reduce(value.reshape(-1, WARP), axis=1).astype(value.dtype), WARP)
-
-    def vote(self, threads: Any, how: str, value: Array) -> Array:
-        if not self.machine.whole_warps(threads, threads.at):
-            return value
-        rows = value.reshape(-1, WARP)
-        if how == "ballot":
-            return np.repeat(
-                (rows.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32), WARP
-            )
-        return np.repeat(rows.any(1) if how == "any" else rows.all(1), WARP)
 
     def multiply(self, threads: Any, shape: str, kind: str, a: Any, b: Any, c: Any) -> list[Array]:
         if not self.machine.whole_warps(threads, threads.at):

@@ -189,6 +189,38 @@ def test_a_capture_on_one_device_is_none_on_another(cuda, captured):
         assert rows(5, 1 - captured) is rows(5, 1 - captured)
 
 
+@pytest.mark.parametrize(("kind", "made"), [("cpu", 1), ("mps", 1), ("xpu", 3), ("hip", 3)])
+def test_rows_of_streams_that_nobody_orders_are_not_kept(kind, made):
+    devices = []
+
+    def lower(N, M, device):
+        devices.append(device)
+        return fastqt.Diagonal().rows(N, M, torch.device("cpu"))
+
+    rows = RowsCache(4)
+    for _ in range(3):
+        rows.rows("of", lower, 3, 3, torch.device(kind, 0))
+    assert len(devices) == made
+
+
+def test_a_device_without_an_index_is_not_cached(cuda, monkeypatch):
+    """It means the current device, which the next call may find to be another one."""
+    monkeypatch.setattr(Window, "_lowered_rows", lambda self, N, M, device: object())
+    window_, device = fastqt.Window(1), torch.device("cuda")
+    assert window_.rows(5, 5, device) is not window_.rows(5, 5, device)
+
+
+def test_a_cpu_has_no_streams(monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("a question for CUDA's")
+
+    for name in ("device", "current_stream", "is_current_stream_capturing", "Event"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    monkeypatch.setattr(cache, "CACHED", RowsCache(KEPT))
+    window_ = fastqt.Window(1)
+    assert window_.rows(5, 5, CPU) is window_.rows(5, 5, CPU)
+
+
 @pytest.mark.parametrize("targets", [Window(), fastqt.Diagonal()], ids=["window", "diagonal"])
 def test_wrapped_rows_of_a_transform_are_not_kept(targets, monkeypatch):
     """Nothing can read them once the transform is over."""
