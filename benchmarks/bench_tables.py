@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -13,8 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import sentences
-from fastqt.nn.sparse_gradients import bag_sum, distinct_rows
-from fastqt.sentences.train.optim import Adam, RowAdam, clip_gradients
+from fastqt.nn.sparse_gradients import bag_sum
+from fastqt.sentences.train.optim import Adam, clip_gradients
 
 # V, D, and the B sentences of a batch: QuickThoughts' table, skip-thoughts', and one of wide vectors.
 SIZES = [(50_000, 300, 400), (50_000, 300, 1000), (20_000, 620, 400), (20_000, 1200, 400)]
@@ -81,18 +80,6 @@ def test_bag_forward_and_backward(benchmark, V, D, B):
     record(benchmark, times, V=V, D=D, B=B, words=len(batch.ids))
 
 
-@sizes
-def test_distinct_rows(benchmark, V, D, B):
-    """The rows of a gradient that names a word as often as it occurs, as nn.Embedding's does."""
-    torch.manual_seed(0)
-    ids = Batch(B, V, D).ids
-    gradient = torch.sparse_coo_tensor(ids[None], torch.randn(len(ids), D), (V, D), check_invariants=False)
-    times = in_turns_with(
-        benchmark, lambda: distinct_rows(gradient), {"coalesced": gradient.coalesce}, ROUNDS
-    )
-    record(benchmark, times, V=V, D=D, B=B, words=len(ids))
-
-
 def bag_step(
     batch: Batch, table: nn.Parameter, lookup: Lookup, optimizer: torch.optim.Optimizer, clip: Clip
 ) -> Callable[[], None]:
@@ -118,34 +105,6 @@ def test_step_of_all_rows(benchmark, V, D, B):
         others[name] = bag_step(batch, theirs, dense, adam, clip_grad_norm_)
     ours = bag_step(batch, table, bag_sum, Adam([table], lr=5e-4), clip_gradients)
     record(benchmark, in_turns_with(benchmark, ours, others, ROUNDS), V=V, D=D, B=B, words=len(batch.ids))
-
-
-@pytest.mark.parametrize("B", [128, 1000])
-def test_step_of_used_rows(benchmark, B):
-    """A step of GLOSS's latent vectors, of which only those of the batch move.
-
-    torch's SparseAdam counts the steps of all rows together, RowAdam those of each row.
-    """
-    torch.manual_seed(0)
-    n, D = 100_000, 300
-    order, upstream = torch.randperm(n), torch.randn(B, D)
-
-    def run(kind: Callable[..., torch.optim.Optimizer]) -> Callable[[], None]:
-        latents = new_table(n, D)
-        optimizer, batches = kind([latents], lr=5e-4), itertools.cycle(order.split(B)[:-1])
-
-        def take(rows: Tensor, upstream: Tensor) -> None:
-            optimizer.zero_grad()
-            F.embedding(rows, latents, sparse=True).backward(upstream)
-            optimizer.step()
-
-        # As after an epoch: the memory of the moments is the process's once each row has been written to.
-        for rows in order.split(8192):
-            take(rows, torch.randn(len(rows), D))
-        return lambda: take(next(batches), upstream)
-
-    times = in_turns_with(benchmark, run(RowAdam), {"SparseAdam": run(torch.optim.SparseAdam)}, 3 * ROUNDS)
-    record(benchmark, times, V=n, D=D, B=B)
 
 
 @pytest.mark.parametrize("H", [300, 1000])

@@ -283,9 +283,7 @@ def efficiency_table(run: Run) -> str:
 
 TABLE_STEPS = {
     "test_bag_forward_and_backward": "sums of words, forward and backward",
-    "test_distinct_rows": "a gradient without repeated rows",
     "test_step_of_all_rows": "gradient, clipping and Adam",
-    "test_step_of_used_rows": "gradient and Adam, the rows of the batch only",
     "test_step_of_a_gru": "clipping and Adam, a GRU",
 }
 

@@ -248,3 +248,20 @@ def test_a_compiled_loss_neither_makes_nor_uses_a_plan(wanted, known):
         assert not known
         fastqt.contrastive_loss(*leaves)
         assert len(known) == 1
+
+
+def test_a_transform_may_find_the_plan_of_a_plain_call():
+    queries, candidates = (torch.randn(3, n, D) for n in (N, M))
+
+    def loss(q, c):
+        return fastqt.contrastive_loss(q, c, normalize=True)
+
+    plain = [
+        value_and_gradients(loss, [x.requires_grad_() for x in pair])
+        for pair in zip(queries.clone(), candidates.clone(), strict=True)
+    ]
+    mapped = torch.vmap(torch.func.grad_and_value(loss, (0, 1)))(queries, candidates)
+    (d_queries, d_candidates), values = mapped
+    for i, (value, dq, dc) in enumerate(plain):
+        for a, b in ((values[i], value), (d_queries[i], dq), (d_candidates[i], dc)):
+            assert relative(a, b) < FLOAT32

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +53,19 @@ def test_the_code_of_a_build_with_cuda_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 1 for", "Intel MKL 2024.2"),
+        ("  - Build settings: BLAS_INFO=open, BUILD_TYPE=Release", "open"),
+        ("PyTorch built with:", "of torch, which does not name it"),
+    ],
+)
+def test_the_library_of_matrix_products_is_named(monkeypatch, text, name):
+    monkeypatch.setattr(torch.__config__, "show", lambda: text)
+    assert report.blas().split(";")[0] == name
+
+
+@pytest.mark.parametrize(
     ("machine", "flags", "level"),
     [
         ("x86_64", "fma avx2 bmi1 bmi2 f16c movbe avx512f", "x86-64-v3, AVX2"),
@@ -69,6 +83,21 @@ def test_the_level_of_vector_instructions_follows_from_the_processor(monkeypatch
     assert report.simd().startswith(f"{level} (torch: ")
     monkeypatch.setattr(ops, "native_error", "not built")
     assert report.simd().startswith("none, ")
+
+
+def test_why_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert report.why_no_gpu().endswith("is built for CPUs alone")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def fail():
+        raise RuntimeError("Found no NVIDIA driver on your system. Please\ncheck")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert report.why_no_gpu() == "Found no NVIDIA driver on your system. Please"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert report.why_no_gpu() == "CUDA_VISIBLE_DEVICES is empty"
 
 
 def lines_of(capsys):
@@ -122,3 +151,15 @@ def test_a_library_that_nvcc_has_made_is_read(tmp_path):
     command = [nvcc, "-c", "-Xfatbin", "-compress-all", *target, "a.cu", "-o", "a.o"]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert report.architectures((tmp_path / "a.o").read_bytes()) == ["sm_90", "PTX of compute_100"]
+
+
+@pytest.mark.parametrize("level", range(len(report.PRODUCT_LEVELS)))
+def test_what_multiplies_on_a_cpu_is_named(monkeypatch, level):
+    operators = SimpleNamespace(product_levels=lambda: (level, level, 0))
+    monkeypatch.setattr(report.ops, "native_error", None)
+    monkeypatch.setattr(torch.ops, "fastqt", operators)
+    text = report.products()
+    if level == 0:
+        assert text == f"those of torch: {report.blas()}"
+    else:
+        assert text.startswith(f"fastqt's own, with {report.PRODUCT_LEVELS[level]} (torch: ")

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.runtime import jit
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -120,6 +121,29 @@ def test_triton_is_asked_once_for_launches_that_differ_in_no_way_that_matters(gp
     gpu.device = 1
     planned[(1,)](x, 32, 3, 1, 0.5, **OPTIONS, out=x[1:])
     assert launches.looked_up == 3
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook", "pre_run", "debug", "run"])
+def test_whoever_looks_sees_every_launch(hook, gpu, launches, monkeypatch):
+    kernel = example()
+    planned, seen = Planned(kernel), []
+    call = (MEMORY[torch.float32], 2, 2, 2, 0.5)
+    planned[(1,)](*call, **OPTIONS)
+    if hook == "pre_run":
+        kernel.add_pre_run_hook(lambda *args, **options: seen.append(options))
+    elif hook == "debug":
+        monkeypatch.setattr(knobs.runtime, "debug", True)
+    elif hook == "run":
+        monkeypatch.setattr(JITFunction, "run", lambda self, *args, **options: seen.append(options))
+    else:
+        monkeypatch.setattr(knobs.runtime, hook, lambda *args: None)
+    before = launches.looked_up
+    for _ in range(3):
+        planned[(1,)](*call, **OPTIONS)
+    if hook != "run":
+        assert launches.looked_up == before + 3
+    if hook in ("run", "pre_run"):
+        assert len(seen) == 3
 
 
 def test_a_first_launch_in_a_capture_is_refused_in_words(gpu, launches, monkeypatch):

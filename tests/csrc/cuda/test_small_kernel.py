@@ -244,6 +244,24 @@ def test_the_choice_of_tiles_does_not_change_the_result(kernels, arithmetic):
         assert all(np.array_equal(other[name], found[0][name]) for name in found[0])
 
 
+@by_arithmetic
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_sizes_close_to_that_of_the_largest_tile(kernels, arithmetic, beyond):
+    m16_tiles, n8_tiles = kernels.sizes(arithmetic)[:2]
+    N, D = M16 * m16_tiles + beyond, N8 * n8_tiles + beyond
+    M = D if beyond == 0 else 40
+    p = problem(arithmetic, N, M, D, oracle.window(N, M, [0, 1]), queries=D**-0.5, diagonal="keep", scale=0.5)
+    fewest = {"splits": 1, "score_down": -(-N // (M16 * m16_tiles)), "score_across": -(-M // (N8 * n8_tiles))}
+    across = -(-D // (N8 * n8_tiles))
+    p.tiles = fewest | {
+        "query_down": fewest["score_down"],
+        "candidate_down": -(-M // (M16 * m16_tiles)),
+        "gradient_across": across,
+    }
+    errors = random_problems.errors(p, kernels.run(p, blocks=2), random_problems.expected(p))
+    assert all(error <= 1 for error in errors.values()), errors
+
+
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("row", "column"), [(15, 16), (16, 15), (31, 79), (79, 0)])
 def test_a_single_target_is_not_rounded(kernels, arithmetic, row, column):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastqt.engines.triton import free_memory
+from fastqt.engines.triton import clip, contrastive, free_memory, three_block
 from tests.csrc.building import ROOT
 
 GPU = torch.device("cuda", 0)
@@ -94,6 +94,14 @@ def test_computes_again_after_an_old_answer(memory):
     with pytest.raises(torch.OutOfMemoryError, match="too much"):
         compute(PROBLEM, most=0)
     assert len(rooms) == 4
+
+
+@pytest.mark.parametrize("module", [contrastive, clip, three_block])
+def test_every_computation_does(module):
+    names = ["forward", "forward_with_gradients", "backward"]
+    names += ["sums", "gradients_from"] if module is clip else []
+    wanted = free_memory.asked_again_if_none_is_left(len).__code__
+    assert all(getattr(module, name).__code__ is wanted for name in names)
 
 
 @pytest.fixture(scope="module")

@@ -190,6 +190,11 @@ def test_symmetric_ranking(model, name):
         getattr(ours, name)(model)
 
 
+@pytest.mark.parametrize("name", RANKING)
+def test_gathering_without_other_devices_changes_nothing(model, name):
+    compare(both(name, model, gather_across_devices=True), model, COLUMNS[:2])
+
+
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("name", OF_GIST)
 def test_gist(model, guide, name, columns):
@@ -314,6 +319,14 @@ def test_it_is_the_librarys_but_for_what_it_computes(model, guide, of_tokens, na
         assert type(twin) is type(own)
         settings = (loss.get_config_dict() | {"guide": None} for loss in (twin, own))
         assert next(settings) == next(settings)
+
+
+def test_a_class_derived_from_ours_is_its_own(model):
+    class Derived(ours.MultipleNegativesRankingLoss):
+        pass
+
+    assert Derived.__module__ == __name__
+    assert type(copy.deepcopy(Derived(model))) is Derived
 
 
 @pytest.mark.parametrize("name", [PLAIN, CACHED])
