@@ -50,7 +50,7 @@ from benchmarks.measure.run_tables import (
     torch_engine_table,
     whole_batches,
 )
-from benchmarks.offline import amd, losses_on_gpu
+from benchmarks.offline import amd, losses_on_gpu, small_nvidia
 from benchmarks.papers import claims, curves, pages
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.peers_distributed import conventions_machine, conventions_table, stored_peers
@@ -94,6 +94,7 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
     return {
         **{f"papers {name}": section for name, section in (pages.SECTIONS | claims.SECTIONS).items()},
         "amd": amd.stored_table,
+        "small nvidia": small_nvidia.stored_table,
         "losses on a GPU": losses_on_gpu.stored_table,
         "conventions": lambda: conventions_table(stored_peers()["found"]),
         "conventions machine": lambda: conventions_machine(stored_peers()),

@@ -23,6 +23,9 @@ DEFAULT = {
 HOPPER = Config(rows=128, columns=256, width=64, group=8, warps=8, stages=4, descriptors=True)
 # The sums of columns take fewer instructions where a tile has fewer of them, and their norms fewer registers.
 HOPPER_TALL = replace(HOPPER, rows=256, columns=128)
+# Bytes of E up to which the launches of a problem may be repeated with other addresses: what takes longer
+# keeps the GPU busy for longer than the host. A descriptor holds an address, so that such problems have none.
+REPEATED_BYTES = 64 * 2**20
 SAMPLE_SIDE = 128
 SMALL_MEMORY = Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3)
 # For epilogues with several values of each column. A thread of Blackwell has half of a tile's columns, and
@@ -79,7 +82,8 @@ def score_config(
     large = has_room and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
     if not large or heavy:
         return DEFAULT[dtype]
-    return HOPPER_TALL if few_columns else HOPPER
+    config = HOPPER_TALL if few_columns else HOPPER
+    return replace(config, descriptors=N * M * dtype.itemsize > REPEATED_BYTES)
 
 
 def epilogue_of(heavy: bool, few_columns: bool, wide: bool) -> str:

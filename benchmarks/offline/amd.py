@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,14 @@ SAID = {
 }
 
 
-def launches(arch: str) -> Iterator[tuple[str, Launch]]:
-    """What all cases launch on a GPU, but for what NVIDIA's GPUs alone have, each specialisation once."""
+def launches(gpu: Gpu) -> Iterator[tuple[str, Launch]]:
+    """What all cases launch on a GPU that has no descriptors, each specialisation once."""
     seen = set()
     for case in CASES:
         if case.descriptors or case.archs == (100,):
             continue
         for wanted in case.wanted:
-            launch = chosen(noted(replace(case, descriptors=False), GPUS[arch]), wanted)
+            launch = chosen(noted(replace(case, descriptors=False), gpu), wanted)
             if launch is None:
                 continue
             asked = repr((launch.kernel.__name__, specialised(launch), sorted(launch.options.items())))
@@ -79,25 +79,36 @@ def compiled(launch: Launch, arch: str) -> dict[str, Any]:
     return {**figures, "lds": kernel.metadata.shared, "matrix_instructions": products}
 
 
-def stored_table() -> str:
-    """Of each kernel and GPU what the largest of its specialisations uses."""
+def table_of(path: Path, archs: Collection[str], memory: str, used: Sequence[Sequence[str]]) -> str:
+    """Of each kernel and GPU what the largest of its specialisations uses.
+
+    Args:
+        path: of the stored figures.
+        archs: the GPUs.
+        memory: what the table calls the memory of a block.
+        used: the figures that add up to registers, to bytes of that memory, and to what is spilled.
+    """
     of_kernels: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for name, figures in json.loads(RESULTS.read_text())["specialisations"].items():
+    for name, figures in json.loads(path.read_text())["specialisations"].items():
         arch = name.split(":")[0]
         of_kernels.setdefault(figures["kernel"], {}).setdefault(arch, []).append(figures)
-    header = ["kernel", "compiled", *(f"{arch}: registers, LDS, spilled" for arch in GPUS)]
+
+    def largest(specialisations: list[dict[str, Any]]) -> str:
+        registers, size, spilled = (
+            max(sum(figures[name] for name in names) for figures in specialisations) for names in used
+        )
+        return f"{registers}, {size / 1024:.0f} KiB, {spilled}"
+
+    header = ["kernel", "compiled", *(f"{arch}: registers, {memory}, spilled" for arch in archs)]
     rows = []
     for kernel, of_archs in sorted(of_kernels.items()):
         count = sum(map(len, of_archs.values()))
-        rows.append([f"`{kernel}`", str(count), *(_largest(of_archs[arch]) for arch in GPUS)])
+        rows.append([f"`{kernel}`", str(count), *(largest(of_archs[arch]) for arch in archs)])
     return table(header, rows)
 
 
-def _largest(specialisations: list[dict[str, Any]]) -> str:
-    def most(*names: str) -> int:
-        return max(sum(figures[name] for name in names) for figures in specialisations)
-
-    return f"{most('vgprs', 'agprs')}, {most('lds') / 1024:.0f} KiB, {most('vgpr_spills', 'scratch')}"
+def stored_table() -> str:
+    return table_of(RESULTS, GPUS, "LDS", (("vgprs", "agprs"), ("lds",), ("vgpr_spills", "scratch")))
 
 
 def main() -> None:
@@ -111,7 +122,7 @@ def main() -> None:
         specialisations: dict[str, dict[str, Any]] = {}
         for arch in ["gfx942"] if quick else GPUS:
             kernels = set()
-            for name, launch in launches(arch):
+            for name, launch in launches(GPUS[arch]):
                 if quick and launch.kernel.__name__ in kernels:
                     continue
                 kernels.add(launch.kernel.__name__)

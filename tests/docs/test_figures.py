@@ -14,7 +14,8 @@ import pytest
 
 from fastqt.engines.chunked import walk
 from fastqt.engines.cpu import contrastive as cpu
-from fastqt.engines.triton import operands, repeated
+from fastqt.engines.triton import operands
+from fastqt.kernels import tuning
 from fastqt.machine import verdicts
 from fastqt.nn import masked_words
 from fastqt.sentences.cli import check as check_command
@@ -77,7 +78,7 @@ FACTS: dict[str, str | Callable[[], str]] = {
     "memory=low on other devices": lambda: of_bytes(walk.ROOM_ELSEWHERE[1]),
     "memory on a GPU, at least": lambda: of_bytes(operands.FAST_BYTES),
     "memory=low on a GPU": lambda: of_bytes(operands.LOW_BYTES),
-    "E of a launch that is repeated": lambda: of_bytes(repeated.MOST_BYTES),
+    "E of a launch that is repeated": lambda: of_bytes(tuning.REPEATED_BYTES),
     "weights in one ONNX file": lambda: of_bytes(onnx_file.ONE_FILE),
     "largest tokenizer file": lambda: of_bytes(vocabulary.LARGEST_FILE),
     "tensors that malloc gives back": "32 MiB",

@@ -1,5 +1,6 @@
 """The tiles that an H100 gets where nothing has been measured, and the grid of their programs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,11 @@ def test_a_b200_has_large_tiles_where_nothing_is_read_of_columns(config_for, mon
     assert config_for(8192) == tuning.HOPPER
     for epilogue in ("few_columns", "of_columns", "heavy"):
         assert config_for(8192, **{epilogue: True}) == tuning.DEFAULT[torch.bfloat16], epilogue
+
+
+def test_what_may_be_repeated_has_no_descriptors(config_for):
+    assert config_for(5792) == replace(tuning.HOPPER, descriptors=False)
+    assert config_for(5793) == tuning.HOPPER
 
 
 def test_an_amd_gpu_is_no_hopper(config_for, monkeypatch):

@@ -28,11 +28,11 @@ from fastqt.engines.triton.free_memory import room_within
 from fastqt.engines.triton.operands import Operands
 from fastqt.kernels.launch import INTERPRETED, on_device
 from fastqt.kernels.plan import TensorDescriptor, driver, may_be_repeated, noted
+from fastqt.kernels.tuning import REPEATED_BYTES
 from fastqt.problem import Gradients, Inputs, Needs, Problem
 from fastqt.targets import TargetRows
 from fastqt.torch_modes import PLAIN, tf32_allowed
 
-MOST_BYTES = 64 * 2**20  # of E: what takes longer keeps the GPU busy for longer than the host
 MOST_KNOWN = 256  # kinds; after so many all are forgotten
 ALIGNMENT = 256  # bytes, at multiples of which temporary tensors begin, as the allocator's do
 
@@ -167,7 +167,7 @@ def kind_of(p: Problem, row_weight: float, needs: Needs) -> Hashable | None:
     options = _options(p)
     if not t.cached or t.offsets is None or not OPTIONS.issuperset(map(type, options)):
         return None
-    if queries.shape[0] * candidates.shape[0] * queries.element_size() > MOST_BYTES:
+    if queries.shape[0] * candidates.shape[0] * queries.element_size() > REPEATED_BYTES:
         return None
     device = queries.device
     if torch._C._len_torch_dispatch_stack() or is_capturing(device):

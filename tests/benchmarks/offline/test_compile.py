@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from benchmarks.offline import amd
+from benchmarks.offline import amd, small_nvidia
 from benchmarks.offline.cache import CompileCache, python_files
 from benchmarks.offline.cases import CASES, COUNTED
 from benchmarks.offline.compile import in_a_process_of_its_own, key
@@ -141,6 +141,18 @@ def test_costs_these_launches_and_products(found, gpu, case):
     cost, (launches, products) = found["costs"][key(gpu, case, "cost")], COSTS[case.name]
     assert cost["launches"] == LAUNCHES.get((gpu.arch, case.name), launches)
     assert cost["products"] == products
+
+
+def test_what_is_stored_of_small_gpus_fits():
+    specialisations = json.loads(small_nvidia.RESULTS.read_text())["specialisations"]
+    kernels = {arch: set() for arch in small_nvidia.GPUS}
+    for name, figures in specialisations.items():
+        arch = name.split(":")[0]
+        kernels[arch].add(figures["kernel"])
+        assert figures["shared"] <= small_nvidia.GPUS[arch].shared, name
+        assert figures["registers"] * figures["threads"] <= 2**16, name
+    assert len(kernels["sm_89"]) > 12
+    assert kernels["sm_89"] == kernels["sm_120"]
 
 
 def check_amd(specialisations):
