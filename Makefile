@@ -32,11 +32,11 @@ test-all: .venv/built
 	$(PYTEST)
 
 # All tests as other processors compute them, before a release: with MKL's kernels that are the same everywhere, with
-# AVX2, and with products by torch whose last bit depends on their sizes. An hour and a half.
+# AVX2, and with products by torch. An hour and a half.
 processors: .venv/built
 	MKL_CBWR=COMPATIBLE $(PYTEST)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST)
-	FASTQT_CPU_PRODUCTS=torch FASTQT_TEST_ROUNDING=by-size $(PYTEST)
+	FASTQT_CPU_PRODUCTS=torch $(PYTEST)
 
 # A quarter of an hour. Stores the run by machine and date, and renders the README from the newest one.
 # What is ignored here stores runs of its own, as the docstrings say. A run on a machine that was not quiet is not

@@ -9,11 +9,6 @@ import pytest
 # Before anything imports fastqt.kernels: here Triton interprets them.
 os.environ["TRITON_INTERPRET"] = "1"
 
-if "FASTQT_TEST_ROUNDING" in os.environ:
-    from tests.shared.rounded_by_size import round_by_size
-
-    round_by_size()
-
 
 def planted_text(documents: int, seed: int = 0) -> str:
     """Documents of six sentences. Each has words of its document's topic and a word of its place there."""

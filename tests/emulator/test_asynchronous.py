@@ -115,33 +115,3 @@ def test_a_block_waits_for_its_own_products_alone(together, apart, again, first,
     reports = execute(body, out, **options)
     assert not len(reports), str(reports)
     assert (out == 16).all()
-
-
-def test_at_random_a_group_of_warps_may_be_far_ahead():
-    """Two groups count; each stores how far the other one is when it has ended."""
-    body = """
-        mov.b32 %r10, 0;
-        shr.u32 %r11, %r0, 7;
-        mul.wide.u32 %d10, %r11, 4;
-        add.s64 %d11, %d10, %d0;
-        sub.s64 %d12, %d0, %d10;
-        and.b32 %r12, %r0, 127;
-        setp.eq.u32 %p1, %r12, 0;
-        NEXT:
-        add.u32 %r10, %r10, 1;
-        @%p1 atom.relaxed.gpu.global.add.u32 %r14, [%d11], 1;
-        setp.lt.u32 %p2, %r10, 20;
-        @%p2 bra NEXT;
-        @%p1 ld.relaxed.gpu.global.b32 %r13, [%d12+4];
-        add.s64 %d13, %d10, %d1;
-        @%p1 st.global.b32 [%d13], %r13;
-    """
-
-    def seen(seed):
-        counts, out = np.zeros(2, np.uint32), np.zeros(2, np.uint32)
-        execute(body, counts, out, threads=2 * WARP_GROUP, schedule="random", seed=seed)
-        return out
-
-    behind = [int(seen(seed).min()) for seed in range(12)]
-    assert min(behind) <= 3
-    assert max(behind) >= 10

@@ -54,16 +54,6 @@ def test_arguments_of_the_loss_belong_to_the_call():
     assert distance([found.detach()], [wanted.detach()]) <= FLOAT64
 
 
-def test_a_frozen_encoder_and_no_trained_one():
-    trained, frozen, x = encoder(0.0), encoder(0.0).requires_grad_(False), batch()
-    fastqt.info_nce_loss(frozen(x), trained(x)).backward()
-    wanted = gradients_of(trained)
-    trained.zero_grad()
-    CachedContrastive([frozen, trained], fastqt.info_nce_loss, chunk_size=4)(x, x).backward()
-    assert distance(gradients_of(trained), wanted) <= FLOAT64
-    assert not CachedContrastive([frozen] * 2, fastqt.info_nce_loss)(x, x).requires_grad
-
-
 def test_parameters_and_state_are_held_once_and_copies_share_nothing():
     model, loss = encoder(), fastqt.nn.SimCSELoss(learn_scale=True)
     cached = CachedContrastive([model, model, lambda x: x], loss)

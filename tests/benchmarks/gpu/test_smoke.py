@@ -72,31 +72,6 @@ def test_an_epilogue_that_leaves_something_unwritten_fails(epilogue, monkeypatch
 
 
 @pytest.mark.slow
-def test_launches_that_differ_once_fail(monkeypatch):
-    asked = losses.problem(DRY, 0, 0)
-    monkeypatch.setattr(losses, "ONE_LAUNCH", "triton")
-    monkeypatch.setattr(losses, "LAUNCHES", 3)
-    assert losses.repeats_verdict(asked, torch.float16, CPU) == (True, "3 are equal")
-    genuine, calls = losses.step_of, iter(range(100))
-
-    def racing(leaves, backend):
-        step = genuine(leaves, backend)
-
-        def run():
-            loss, dF, dG = step()
-            if next(calls) == 2:
-                dG[2, 1] += 0.5
-            return [loss, dF, dG]
-
-        return run
-
-    monkeypatch.setattr(losses, "step_of", racing)
-    ok, detail = losses.repeats_verdict(asked, torch.float16, CPU)
-    assert not ok
-    assert detail.startswith("differ: dG 1 times")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("verdict", [losses.graph_verdict, losses.streams_verdict])
 def test_a_step_that_sees_old_inputs_fails(verdict, monkeypatch):
     """As a graph that was captured on copies would, or work on a stream that does not wait."""

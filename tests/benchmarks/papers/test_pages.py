@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.papers import claims, curves, gloss_pages, pages, store
+from benchmarks.papers import claims, gloss_pages, pages, store
 from benchmarks.papers.gloss_pages import SOURCE, figures, gloss_ordering
-from benchmarks.papers.pages import CLASSIFICATION, CURVES
+from benchmarks.papers.pages import CLASSIFICATION
 from benchmarks.papers.runs import STS
 
 
@@ -58,12 +58,6 @@ def test_what_training_changes_for_the_mean_classifier(nothing_stored):
     ]
 
 
-def test_pictures_of_the_page_are_there():
-    for table in CURVES:
-        if pages.curves(table, "x") != pages.NOT_STORED:
-            assert (curves.STORED / f"{table}.svg").exists(), "run `python -m benchmarks.papers.curves`"
-
-
 def record(*values):
     """A stored run with these per cent of CR, TREC, STS13, STS15 and STS-B."""
     cr, trec, sts13, sts15, stsb = (value / 100 for value in values)
@@ -90,15 +84,3 @@ def test_differences_of_the_source_are_those_of_its_tables(monkeypatch):
     # (77.85 - 76.35) of CR and TREC; (67.03 - 65.13) of the three STS tasks.
     assert found["d=300: supervised, positions − bags"] == "+1.5"
     assert found["bags of words: STS, d=300 − d=100"] == "+1.9"
-
-
-def test_other_ways_of_training_stand_beside_the_source(monkeypatch):
-    known = {"bow-300": record(70, 70, 40, 40, 40), "pos-300": record(70, 70, 40, 40, 40)}
-    known["bow-300 of seed 1"] = record(70, 70, 50, 50, 50)
-    monkeypatch.setattr(gloss_pages, "stored", lambda table: known)
-    assert "of seed 1" not in gloss_ordering()
-    known["pos-300 of seed 1"] = record(80, 80, 40, 40, 40)
-    lines = gloss_ordering().splitlines()
-    assert "| d=300 of seed 1: STS, bags − positions | +2.0 | +10.0 |" in lines
-    assert "| d=300 of seed 1: supervised, positions − bags | +1.5 | +10.0 |" in lines
-    assert "| d=300: STS, bags − positions | +2.0 | +0.0 |" in lines

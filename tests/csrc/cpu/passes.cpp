@@ -23,7 +23,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "cpu/gru_rows.h"
 #include "cpu/panel_product.h"
 #include "cpu/row_passes.h"
 #include "vector_functions.h"
@@ -124,14 +123,6 @@ void offer_dtype(const std::string& dtype) {
   FASTQT_OFFER(row_exclude_group, void(T*, const int64_t*, int64_t, int64_t))
   FASTQT_OFFER(row_dot, double(const T*, const T*, int64_t))
   FASTQT_OFFER(row_multiple, void(T*, const T*, int64_t, T, bool))
-  FASTQT_OFFER(gru_reset_after_row, void(T*, const T*, const T*, const T*, T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_after_backward_row,
-               void(const T*, const T*, const T*, const T*, T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_before_row, void(T*, const T*, const T*, const T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_before_candidate_row, void(T*, const T*, const T*, const T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_before_backward_row, void(const T*, const T*, const T*, T*, T*, int64_t))
-  FASTQT_OFFER(gru_reset_before_backward_reset_row,
-               void(const T*, const T*, const T*, T*, T*, int64_t))
 }
 
 // Of bfloat16, which Python sends as uint16.

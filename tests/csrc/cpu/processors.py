@@ -26,14 +26,14 @@ from tests.csrc import building
 # Those of the package, in setup.py.
 OPTIMISED = ("-O3", "-std=c++20", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-Icsrc")
 SOURCES = (
-    *("tests/csrc/cpu/vector_functions.cpp", "csrc/cpu/row_passes.cpp", "csrc/cpu/gru_rows.cpp"),
+    *("tests/csrc/cpu/vector_functions.cpp", "csrc/cpu/row_passes.cpp"),
     "csrc/cpu/panel_product.cpp",
 )
 PROGRAM = "tests/csrc/cpu/passes.cpp"
 CLANGS = (*(f"clang++-{version}" for version in range(19, 13, -1)), "clang++")
 INTERFACE = ("-O0", "-std=c++20", "-Icsrc")  # its flags: it only hands arguments over
 HEADERS = (
-    *("csrc/cpu/row_passes.h", "csrc/cpu/gru_rows.h", "csrc/cpu/vector_math.h"),
+    *("csrc/cpu/row_passes.h", "csrc/cpu/vector_math.h"),
     *("csrc/cpu/panel_product.h", "csrc/cpu/micro_kernel.h", "csrc/cpu/panel_packing.h"),
     "tests/csrc/cpu/vector_functions.h",
 )
@@ -121,7 +121,7 @@ processors = pytest.mark.parametrize(
 
 
 class Passes:
-    """The functions of row_passes.h, gru_rows.h and panel_product.h in csrc/cpu, and map_NAME for those of
+    """The functions of row_passes.h and panel_product.h in csrc/cpu, and map_NAME for those of
     vector_math.h.
 
     They take 1-D arrays, which they write to as in C++, and numbers. The dtype of the first array chooses

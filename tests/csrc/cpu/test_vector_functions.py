@@ -206,66 +206,6 @@ def test_a_nan_is_no_maximum_and_infinities_are(processor, dtype):
                 assert on.row_max(x, length) == np.asarray(value, dtype)
 
 
-def gates(processor, dtype, H):
-    """The passes on a processor, and gates (3, H), bias (4, H) and seven rows of random numbers for them."""
-    generator = np.random.default_rng(H)
-    rows = [(2 * generator.standard_normal((count, H))).astype(dtype) for count in (3, 4, *[3] * 7)]
-    return passes(processor), *(each.reshape(-1) for each in rows)
-
-
-GATE_LENGTHS = (0, 1, 5, 16, 33, 70, 300)
-TOLERANCES = {"float32": FLOAT32, "float64": FLOAT64}
-
-
-def expect(got, *wanted):
-    assert relative(got, np.concatenate(wanted)) < TOLERANCES[str(got.dtype)]
-
-
-@processors
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_gates_of_a_gru_that_resets_after_the_product(processor, dtype):
-    for H in GATE_LENGTHS:
-        on, x, bias, u, h, hn, new, carry, d_out, _ = gates(processor, dtype, H)
-        h, hn, new, carry, d_out = (each[:H].copy() for each in (h, hn, new, carry, d_out))
-        X, B, U = (np.split(each.astype(np.float64), parts) for each, parts in ((x, 3), (bias, 4), (u, 3)))
-        r, z = true_sigmoid(X[0] + U[0] + B[0]), true_sigmoid(X[1] + U[1] + B[1])
-        n = np.tanh(X[2] + B[2] + r * (U[2] + B[3]))
-        on.gru_reset_after_row(x, u, bias, h, hn, new, H)
-        expect(x, r, z, n)
-        expect(hn, U[2] + B[3])
-        expect(new, n + z * (h - n))
-
-        grad, d = np.zeros(4 * H, dtype), carry.astype(np.float64) + d_out
-        dn = d * (1 - z) * (1 - n * n)
-        on.gru_reset_after_backward_row(x, hn, h, d_out, carry, grad, H)
-        expect(grad, dn, dn * hn * r * (1 - r), d * (h - n) * z * (1 - z), dn * r)
-        expect(carry, d * z)
-
-
-@processors
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_gates_of_a_gru_that_resets_before_the_product(processor, dtype):
-    for H in GATE_LENGTHS:
-        on, x, bias, u, h, rh, new, carry, d_out, d_rh = gates(processor, dtype, H)
-        h, rh, new, carry, d_out, d_rh = (each[:H].copy() for each in (h, rh, new, carry, d_out, d_rh))
-        X, B, U = (np.split(each.astype(np.float64), parts) for each, parts in ((x, 3), (bias, 4), (u, 3)))
-        r, z = true_sigmoid(X[0] + U[0] + B[0]), true_sigmoid(X[1] + U[1] + B[1])
-        on.gru_reset_before_row(x, u[: 2 * H], bias, h, rh, H)
-        expect(x, r, z, X[2])
-        expect(rh, r * h)
-        n = np.tanh(X[2] + U[2] + B[2])
-        on.gru_reset_before_candidate_row(x, u[2 * H :], bias, h, new, H)
-        expect(x, r, z, n)
-        expect(new, n + z * (h - n))
-
-        grad, d = np.zeros(4 * H, dtype), carry.astype(np.float64) + d_out
-        on.gru_reset_before_backward_row(x, h, d_out, carry, grad, H)
-        expect(grad, np.zeros(H), d * (h - n) * z * (1 - z), d * (1 - z) * (1 - n * n), r * h)
-        on.gru_reset_before_backward_reset_row(x, h, d_rh, carry, grad, H)
-        expect(grad[:H], d_rh * h * r * (1 - r))
-        expect(carry, d * z + d_rh.astype(np.float64) * r)
-
-
 def rounded(x: np.ndarray) -> np.ndarray:
     """float32 numbers in bfloat16, by torch."""
     return torch.from_numpy(x).bfloat16().view(torch.uint16).numpy()
