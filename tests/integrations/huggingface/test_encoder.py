@@ -231,19 +231,27 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
 SIMCSE = {"model": "simcse", "encoder": "huggingface", "batch_size": 8, "max_length": 8}
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    path = tmp_path / "corpus.txt"
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
     path.write_text("the cat sat.\na mat.\nthe mat sat on a cat.\na cat sat\n" * 10)
     return str(path)
 
 
-@pytest.fixture
-def run(checkpoint, corpus, tmp_path):
+@pytest.fixture(scope="module")
+def trained(checkpoint, corpus, tmp_path_factory):
     """The directory and the settings of a training of two steps."""
     config = TrainConfig((corpus,), **SIMCSE, checkpoint=str(checkpoint), steps=2, keep_checkpoint=True)
-    train(config, tmp_path / "run")
-    return tmp_path / "run", config
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    train(config, directory)
+    return directory, config
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """The same, for a test that changes its files."""
+    directory, config = trained
+    return shutil.copytree(directory, tmp_path / "run"), config
 
 
 def test_a_checkpoint_is_trained_on_pairs_with_prompts(checkpoint, tmp_path):
