@@ -1,4 +1,4 @@
-"""The tiles that an H100 gets where nothing has been measured, and the grid of their programs."""
+"""The tiles that a GPU gets, mostly where nothing has been measured, and the grid of their programs."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -68,6 +68,16 @@ def test_a_b200_has_large_tiles_where_nothing_is_read_of_columns(config_for, mon
 def test_what_may_be_repeated_has_no_descriptors(config_for):
     assert config_for(5792) == replace(tuning.HOPPER, descriptors=False)
     assert config_for(5793) == tuning.HOPPER
+
+
+def test_a_table_has_the_tiles_of_the_first_entry_that_covers_scores_and_width(config_for, monkeypatch):
+    entries = [
+        {"most_scores": 2**24, "most_width": width, "config": {"rows": rows, "columns": 64}}
+        for width, rows in ((512, 16), (1024, 32), (2048, 64))
+    ]
+    monkeypatch.setattr(tuning, "tables", lambda: {H100.name: {"bfloat16": entries}})
+    assert config_for(4096).rows == 32
+    assert config_for(8192) == tuning.HOPPER
 
 
 def test_an_amd_gpu_is_no_hopper(config_for, monkeypatch):
