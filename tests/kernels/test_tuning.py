@@ -65,6 +65,17 @@ def test_a_b200_has_large_tiles_where_nothing_is_read_of_columns(config_for, mon
         assert config_for(8192, **{epilogue: True}) == tuning.DEFAULT[torch.bfloat16], epilogue
 
 
+@pytest.mark.parametrize("multiprocessors", [108, 132, 148])
+@pytest.mark.parametrize("config", [tuning.DEFAULT[torch.bfloat16], tuning.HOPPER, tuning.HOPPER_TALL])
+def test_tiles_that_run_at_once_load_few_rows_and_columns(config, multiprocessors):
+    """Each row of queries and of candidates once, as long as they are in the L2 cache."""
+
+    def loaded(group: int) -> int:
+        return group * config.rows + -(-multiprocessors // group) * config.columns
+
+    assert loaded(config.group) <= 1.1 * min(map(loaded, (1, 2, 4, 8, 16, 32)))
+
+
 def test_what_may_be_repeated_has_no_descriptors(config_for):
     assert config_for(5792) == replace(tuning.HOPPER, descriptors=False)
     assert config_for(5793) == tuning.HOPPER
