@@ -19,8 +19,8 @@ DEFAULT = {
     torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
 }
 # For problems with enough tiles to occupy every multiprocessor: larger tiles load less. With 256 columns each
-# group of warps reads the candidates' part of a tile once, with 256 rows twice. The tiles that run at once, 16
-# by 8 of them or 8 by 16, have as many rows as columns, so that they load the fewest.
+# group of warps reads the candidates' part of a tile once, with 256 rows twice. Tiles that run at once, 16 by
+# 8 of them or 8 by 16, have as many rows as columns, so that they load the fewest.
 HOPPER = Config(rows=128, columns=256, width=64, group=16, warps=8, stages=4, descriptors=True)
 # The sums of columns take fewer instructions where a tile has fewer of them, and their norms fewer registers.
 HOPPER_TALL = replace(HOPPER, rows=256, columns=128, group=8)

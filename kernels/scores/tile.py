@@ -34,6 +34,17 @@ class Tile:
     thresholds: Tensor | None = None  # (N,) float32, of similarities: those of a row above its own leave
     rounded: bool = False  # whether the queries and candidates of products in TF32 are rounded to it
 
+    @property
+    def operands(self) -> dict[str, Tensor | None]:
+        """What every kernel of scores takes of it by name, but for the lists of targets."""
+        names = "bias", "lowest_targets", "highest_targets", "query_groups", "candidate_groups", "mask"
+        norms = "query_inverse_norms", "candidate_inverse_norms"
+        return {name: getattr(self, name) for name in (*names, *norms, "thresholds")}
+
+    @property
+    def mask_strides(self) -> tuple[int, ...]:
+        return (0, 0) if self.mask is None else self.mask.stride()
+
 
 def row_tiles(rows: int, config: Config) -> int:
     return cdiv(rows, config.rows)
