@@ -15,8 +15,7 @@ from fastqt.engines import Engine, choose, plans
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask
 from fastqt.functional.computed import has_a_walk_of_prefixes
 from fastqt.loss import Arguments, loss
-from fastqt.losses.info_nce import info_nce_loss
-from fastqt.losses.smoothing import smoothing_loss
+from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import ClipProblem, unit_rows
@@ -69,9 +68,6 @@ def clip_loss(
 
     Returns:
         A scalar, or (N,) for reduction="none".
-
-    Raises:
-        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt

@@ -36,9 +36,6 @@ def curl_loss(
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
-    Raises:
-        ValueError, TypeError: naming the argument, what is wanted and what came.
-
     Example:
         >>> import torch, fastqt
         >>> queries, positives, negatives = torch.randn(3, 8, 16)
@@ -96,9 +93,6 @@ def curl_block_loss(
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
-
-    Raises:
-        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt

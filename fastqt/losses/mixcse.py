@@ -16,12 +16,12 @@ from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.functional.lowering import mixtures_may_be_short
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss, random_order, row_numbers, scores
-from fastqt.losses.three_block import three_block_problem
 from fastqt.negatives import Mixed
+from fastqt.norms import LEAST_NORM
 from fastqt.options import Backend, MaskedCell, Memory, MixBlocks, MixForm, MixPartner, Reduction
-from fastqt.problem import loss_dtype, reduce, unit_rows
+from fastqt.problem import ThreeBlockProblem, loss_dtype, reduce, unit_rows
 from fastqt.targets import Diagonal
-from fastqt.torch_modes import is_traced
+from fastqt.torch_modes import input_dtype, is_traced
 
 
 def _fit(
@@ -91,9 +91,6 @@ def mixcse_loss(
 
     Returns:
         A scalar, or (N,) for reduction="none".
-
-    Raises:
-        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt
@@ -172,18 +169,7 @@ def _in_three_blocks(
     values = call.values
     if order is not None:
         z1, z2 = z1[order], z2[order]
-    p = three_block_problem(
-        z1,
-        z2,
-        values["mix"],
-        values["scale"],
-        third_block=values["blocks"] == "both",
-        masks_excluded=values["masked_cell"] == "exclude",
-        own_mixture_weight=values["hard_negative_weight"],
-        stop_gradient=values["stop_gradient"],
-        memory=values["memory"],
-    )
-
+    p = _three_blocks(call, z1, z2)
     engine = engines.choose(values["backend"], p, p.queries.dtype)
     if not engine.computes(p):
         return None
@@ -195,6 +181,40 @@ def _in_three_blocks(
     if order is not None and reduction == "none":
         loss = torch.empty_like(loss).index_copy(0, order, loss)
     return loss
+
+
+def _three_blocks(call: Arguments, z1: Tensor, z2: Tensor) -> ThreeBlockProblem:
+    """The problem of two views of sentences whose partners are the next ones.
+
+    With rows u and v of norm 1, a mixture m_j of v_j and v_j+1 is own_j v_j + next_j v_j+1, and a_i the same
+    of u. So the scores of the mixed blocks are sums of two neighbouring cosines, and their gradients fold
+    back onto those: one matrix product gives the scores of all three blocks.
+    """
+    values, mix, scale = call.values, call.values["mix"], call.values["scale"]
+    u, v = (unit_rows(z).to(input_dtype(z)) for z in (z1, z2))
+    dtype = torch.promote_types(u.dtype, torch.float32)
+
+    def shares(z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z.detach().to(dtype) if values["stop_gradient"] else z.to(dtype)
+        # What u and v were divided by, so that a share times one of their rows is a part of the mixture.
+        norms = torch.linalg.vector_norm(z, dim=1).clamp(min=LEAST_NORM)
+        mixture = torch.linalg.vector_norm(mix * z + (1 - mix) * z.roll(-1, 0), dim=1).clamp(min=LEAST_NORM)
+        return mix * norms / mixture, (1 - mix) * norms.roll(-1) / mixture
+
+    if not isinstance(scale, Tensor):
+        scale = torch.full((), scale, dtype=dtype, device=u.device)
+    return ThreeBlockProblem(
+        u,
+        v,
+        *shares(z2),
+        *shares(z1),
+        scale,
+        third_block=values["blocks"] == "both",
+        masks_excluded=values["masked_cell"] == "exclude",
+        own_mixture_weight=values["hard_negative_weight"],
+        stop_gradient=values["stop_gradient"],
+        memory=values["memory"],
+    )
 
 
 def _composed(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,8 @@ from fastqt.distributed.group import GroupLike
 from fastqt.fields import Differentiable
 from fastqt.ids import as_ids
 from fastqt.loss import Arguments, loss
+from fastqt.losses.scored import Gradients, ScoreNeeds, slices
 from fastqt.options import Reduction
-
-Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # as NegativeSamplingNeeds
 
 CHUNK_BYTES = 16 * 2**20  # of gathered candidates in float64
 
@@ -67,9 +65,6 @@ def negative_sampling_loss(
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
         differentiable once.
 
-    Raises:
-        ValueError, TypeError: naming the argument, what is wanted and what came.
-
     Example:
         >>> import torch, fastqt
         >>> words, contexts = torch.randn(2, 100, 16)  # two tables of word vectors
@@ -112,14 +107,6 @@ def _problem(
     return NegativeSamplingProblem(queries.to(dtype), candidates.to(dtype), scale.to(queries.device), cells)
 
 
-class NegativeSamplingNeeds(NamedTuple):
-    """Which inputs of a `NegativeSamplingProblem` want a gradient."""
-
-    queries: bool = False
-    candidates: bool = False
-    scale: bool = False
-
-
 @dataclass
 class NegativeSamplingProblem(Differentiable):
     """Queries, each against the candidates that are named for it."""
@@ -129,11 +116,11 @@ class NegativeSamplingProblem(Differentiable):
     scale: Tensor  # ()
     cells: Tensor  # (N, 1 + K) int64: the positive of each row, and its negatives
 
-    needs_type: ClassVar[type[NegativeSamplingNeeds]] = NegativeSamplingNeeds
+    needs_type: ClassVar[type[ScoreNeeds]] = ScoreNeeds
 
 
 def _walk(
-    p: NegativeSamplingProblem, row_weights: Tensor | None, needs: NegativeSamplingNeeds
+    p: NegativeSamplingProblem, row_weights: Tensor | None, needs: ScoreNeeds
 ) -> tuple[Tensor, Gradients]:
     """The loss of each row, (N,) float64, and with weights the gradients of sum_i row_weights_i loss_i.
 
@@ -146,7 +133,8 @@ def _walk(
     d_candidates = torch.zeros_like(p.candidates) if needs.candidates else None
     d_scale = torch.zeros((), dtype=dtype, device=p.queries.device) if needs.scale else None
 
-    for rows in _chunks(p):
+    N, cells_of_a_row = p.cells.shape
+    for rows in slices(N, max(CHUNK_BYTES // (cells_of_a_row * p.queries.shape[1] * 8), 1)):
         f, cells = p.queries[rows].to(dtype), p.cells[rows]
         g = p.candidates[cells].to(dtype)
         products = (g @ f[:, :, None]).squeeze(2)
@@ -169,14 +157,6 @@ def _walk(
             parts = (d_products[:, :, None] * f[:, None]).flatten(0, 1)
             d_candidates.index_add_(0, cells.flatten(), parts.to(d_candidates.dtype))
     return losses, (d_queries, d_candidates, d_scale)
-
-
-def _chunks(p: NegativeSamplingProblem) -> Iterator[slice]:
-    """Some rows at a time."""
-    N, cells = p.cells.shape
-    height = max(CHUNK_BYTES // (cells * p.queries.shape[1] * 8), 1)
-    for start in range(0, N, height):
-        yield slice(start, start + height)
 
 
 NEGATIVE_SAMPLING = WalkedOperator("negative_sampling", NegativeSamplingProblem, _walk)

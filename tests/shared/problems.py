@@ -344,7 +344,7 @@ class Maker(Draws):
             margin, strategy = self.choice((0.05, 0.2, -0.1)), self.choice(("absolute", "relative"))
             options |= {"margin": margin, "margin_strategy": strategy}
             if self.N > self.M:
-                problem.refusals.add("guide")
+                problem.refusals.add("exclude")
                 thresholds = np.zeros(self.N)
             else:
                 thresholds = oracle.guide_thresholds(scores, margin, strategy)
