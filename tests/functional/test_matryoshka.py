@@ -284,17 +284,6 @@ def test_options_that_no_walk_shares(name, normalize):
     assert relative(a, b) < REORDERED[torch.float32]
 
 
-def test_a_guide_excludes_the_same_cells_of_all_prefixes():
-    x, y = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(0)).double()
-    of_guide = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(1)).double()
-    guide = fastqt.Guide(*of_guide)
-
-    def one(dim, **more):
-        return fastqt.info_nce_loss(x[:, :dim], y[:, :dim], exclude=guide, **more)
-
-    assert relative(one(6, matryoshka=(2, 6)), one(2) + one(6)) < FLOAT64
-
-
 def loss(queries: Tensor, candidates: Tensor, scale: Tensor, **more: object) -> Tensor:
     return fastqt.info_nce_loss(
         queries, candidates, scale=scale, matryoshka=fastqt.Matryoshka((2, 5), (1.0, 2.0)), **more

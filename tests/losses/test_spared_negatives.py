@@ -61,14 +61,3 @@ def test_row_negatives(backend, several):
     embeddings = drawn(1, N, D), drawn(2, N, D), rows
     spared = check(loss, oracle, *embeddings)
     assert not torch.allclose(spared, loss(*embeddings, exclude=fastqt.Margin(MARGIN)))
-
-
-def test_prefixes():
-    q, c, r = drawn(1, N, D), drawn(2, N, D), drawn(3, N, D)
-    how = {"diagonal": "keep", "normalize": True, "exclude": SPARED}
-
-    def loss(dim, **more):
-        rows = (x[:, :dim] for x in (q, c))
-        return fastqt.contrastive_loss(*rows, fastqt.Diagonal(), row_negatives=r[:, :dim], **how, **more)
-
-    torch.testing.assert_close(loss(D, matryoshka=[2, D]), loss(2) + loss(D), **CLOSE)
