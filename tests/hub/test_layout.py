@@ -1,8 +1,4 @@
-"""The repository of kernels for the Hugging Face hub is imported as the package `kernels` imports it.
-
-With FASTQT_KERNELS_PYTHON=/path/to/python that package itself loads it, on an interpreter that has it and
-torch.
-"""
+"""The repository of kernels for the Hugging Face hub is imported as the package `kernels` imports it."""
 
 import base64
 import hashlib
