@@ -90,5 +90,6 @@ def test_all_schedules_of_one_loss():
         check(result)
 
 
+@pytest.mark.slow  # for the imports of a process
 def test_every_loss_is_listed():
     assert sorted(lines("--list")[0]) == sorted(name for names in ALL.values() for name in names)

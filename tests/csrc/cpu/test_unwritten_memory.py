@@ -136,7 +136,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 @pytest.mark.parametrize(
     ("products", "count"),
-    [("own", 60), *(pytest.param(name, 600, marks=pytest.mark.slow) for name in ("own", "torch"))],
+    [("own", 24), *(pytest.param(name, 600, marks=pytest.mark.slow) for name in ("own", "torch"))],
 )
 def test_random_problems_in_bfloat16(products, count):
     run_in_a_process("problems", "cpu", "bfloat16", "0", str(count), products=products)
