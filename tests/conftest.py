@@ -33,6 +33,16 @@ def low_memory_in_tiles(monkeypatch) -> None:
     monkeypatch.setattr("fastqt.engines.cpu.contrastive.LOW_BYTES", 0)
 
 
+@pytest.fixture(scope="module")
+def two_ranks():
+    """A group of two processes, which a file's tests share."""
+    from tests.shared.ranks import Ranks
+
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
 @pytest.fixture
 def planted(tmp_path) -> tuple[str, str]:
     """Paths of a training text and a held-out text by `planted_text`, of 480 and 120 sentences."""

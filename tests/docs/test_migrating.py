@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import fastqt
 from tests.shared.migrating_on_ranks import RANKS_SECTION, differences_on_ranks, run
 from tests.shared.page_blocks import PAGES, Block, blocks
-from tests.shared.ranks import Ranks
 
 PAGE = blocks(PAGES["migrating.md"])
 N, D = 12, 32
@@ -198,17 +197,10 @@ def test_nt_xent_without_labels_compiles():
     torch.testing.assert_close(compiled(*inputs), ours(*inputs))
 
 
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("near_pairs", [False, True], ids=["random", "converged"])
-def test_several_processes(two, near_pairs):
+def test_several_processes(two_ranks, near_pairs):
     """An own InfoNCE under DDP and its replacement: equal values, and gradients, the temperature's too."""
-    for on_rank in two.run(differences_on_ranks, near_pairs):
+    for on_rank in two_ranks.run(differences_on_ranks, near_pairs):
         assert on_rank["float64"] <= (CONVERGED[torch.float64] if near_pairs else FLOAT64)
         assert on_rank["float32"] <= (CONVERGED[torch.float32] if near_pairs else FLOAT32)

@@ -12,7 +12,7 @@ from fastqt.engines import ops
 from fastqt.sentences.cli import main
 from tests.shared.migrating_on_ranks import losses_of_rows, trained_retriever
 from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
-from tests.shared.ranks import RankError, Ranks
+from tests.shared.ranks import RankError
 from tests.shared.tolerances import FLOAT32, relative
 
 # Libraries that a page's blocks import beside torch and fastqt.
@@ -24,17 +24,10 @@ COMMANDS = ("train", "embed", "evaluate", "search", "retriever", "export")
 WITH_COMMANDS = ("quick-start.md", *(f"how-to/{name}.md" for name in COMMANDS))
 
 
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.slow
-def test_a_retriever_on_two_ranks(two):
+def test_a_retriever_on_two_ranks(two_ranks):
     """Its losses are those of both ranks' rows, so that both have the same bits, and the same weights."""
-    (loss, weights), (other_loss, other_weights) = two.run(trained_retriever)
+    (loss, weights), (other_loss, other_weights) = two_ranks.run(trained_retriever)
     assert torch.equal(loss, other_loss)
     assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))
 
@@ -229,6 +222,6 @@ def test_a_row_of_zeros_has_the_huge_gradient_of_normalize():
 
 
 @pytest.mark.slow
-def test_another_number_of_rows(two):
+def test_another_number_of_rows(two_ranks):
     with pytest.raises(RankError, match="queries: want 12 rows as in the calls before, got 6"):
-        two.run(losses_of_rows, 12, 6)
+        two_ranks.run(losses_of_rows, 12, 6)

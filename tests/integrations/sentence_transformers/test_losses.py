@@ -14,7 +14,6 @@ import torch
 
 import fastqt
 from tests.shared import gathering_ranks
-from tests.shared.ranks import Ranks
 from tests.shared.small_encoders import distance, gradients_of
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
 
@@ -405,16 +404,12 @@ def test_a_model_card_is_the_one_that_the_library_writes(checkpoint, tmp_path, n
 
 
 @pytest.mark.slow  # Each process imports the library, for some seconds.
-def test_losses_that_gather_across_devices_are_the_librarys():
+def test_losses_that_gather_across_devices_are_the_librarys(two_ranks):
     """Values, and gradients once DDP has averaged them."""
-    ranks = Ranks(2)
-    try:
-        for name in (PLAIN, CACHED, *GISTS):
-            for columns in (2, 3) if name in GISTS else (2, 4):
-                for found in ranks.run(gathering_ranks.differences, name, columns):
-                    assert max(found.values()) < FLOAT64, (name, columns, found)
-    finally:
-        ranks.close()
+    for name in (PLAIN, CACHED, *GISTS):
+        for columns in (2, 3) if name in GISTS else (2, 4):
+            for found in two_ranks.run(gathering_ranks.differences, name, columns):
+                assert max(found.values()) < FLOAT64, (name, columns, found)
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
