@@ -13,10 +13,7 @@ CPP    := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -
 # files takes each process ten seconds.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo docs test test-all processors bench emulate soak fuzz sanitize ports sdist hub wheel lists lint clean
-
-demo: .venv/built
-	$(BIN)/fastqt demo
+.PHONY: docs test test-all processors bench emulate soak fuzz sanitize ports sdist hub wheel lists lint clean
 
 # The site, in build/docs/html. It is built from docs/ and the docstrings, without the network, in an environment of its
 # own, which has torch and what the site needs, and no extension.

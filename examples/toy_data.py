@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from library_text import folders, read_library
 from torch import Tensor
 
 from fastqt.sentences.text import Vocabulary, pad
-from fastqt.sentences.tools.library_text import folders, read_library
 
 
 def start_process_group() -> torch.device:

@@ -80,13 +80,6 @@ with locked(folder):
         print(error)
 with locked(folder):
     pass
-from fastqt.sentences.inference.index.spool import Spool
-spool = Spool(folder, "<f4", 2)
-rows = numpy.arange(8, dtype="<f4").reshape(4, 2)
-spool.append(rows[:1])
-assert (next(spool.parts(9)) == rows[:1]).all()
-spool.append(rows[1:])
-assert (spool.take(numpy.array([3, 0])) == rows[[3, 0]]).all()
 from fastqt.devices import machine_memory, usable_processors
 print(machine_memory(), usable_processors() > 0)
 """

@@ -2,8 +2,8 @@
 
 It is a product of its own on top of the losses, and the rest of fastqt imports nothing from it. `text` reads
 corpora and vocabularies. `runs` is a directory that training writes: settings, checkpoint, model. `inference`
-embeds and searches with such a model, `evaluation` measures it, and `train` makes it. `tools` are the
-demonstration and the plots, and `cli` is the command `fastqt`.
+embeds and searches with such a model, `evaluation` measures it, and `train` makes it. `cli` is the
+command `fastqt`.
 
 What a user gives and cannot be used, such as a file that is missing or damaged, or an option out of range,
 raises an `fastqt.errors.InputError`, whose message names it. A docstring speaks of other errors alone.
@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastqt.sentences import cli, evaluation, inference, runs, text, tools, train
+    from fastqt.sentences import cli, evaluation, inference, runs, text, train
 
-__all__ = ["cli", "evaluation", "inference", "runs", "text", "tools", "train"]
+__all__ = ["cli", "evaluation", "inference", "runs", "text", "train"]
 
 if not TYPE_CHECKING:  # the command line answers `--help` without importing torch
 

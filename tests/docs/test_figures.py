@@ -19,8 +19,8 @@ from fastqt.kernels import tuning
 from fastqt.machine import verdicts
 from fastqt.nn import masked_words
 from fastqt.sentences.cli import check as check_command
+from fastqt.sentences.inference import index
 from fastqt.sentences.inference.export import onnx_file
-from fastqt.sentences.inference.index import array_file, build
 from fastqt.sentences.text import reader, vocabulary
 from tests.shared.page_blocks import DOCS, ROOT
 
@@ -82,9 +82,8 @@ FACTS: dict[str, str | Callable[[], str]] = {
     "weights in one ONNX file": lambda: of_bytes(onnx_file.ONE_FILE),
     "largest tokenizer file": lambda: of_bytes(vocabulary.LARGEST_FILE),
     "longest row of text": lambda: of_bytes(reader.LONGEST_LINE),
-    "piece of an index with a checksum": lambda: of_bytes(array_file.PIECE),
-    "sample of a build of an index": lambda: f"{build.TRAINED_BYTES >> 20} MiB",
-    "recall of an index": lambda: share(build.IndexOptions().min_recall),
+    "sample of a build of an index": lambda: f"{index.TRAINED_BYTES >> 20} MiB",
+    "recall of an index": lambda: share(index.IndexOptions().min_recall),
     "tokens that are masked": lambda: share(masked_words.CHOSEN),
     "masked tokens that become the mask": lambda: share(masked_words.MASKED),
     "masked tokens that become random": lambda: share(masked_words.RANDOM),
@@ -98,7 +97,7 @@ FACTS: dict[str, str | Callable[[], str]] = {
 
 # The facts that a page states, or the figure of what it alone states, in its order, between semicolons.
 STATED = {
-    "README.md": "half a minute; time of make test",
+    "README.md": "time of make test",
     "CONTRIBUTING.md": "time of make test; three seconds; counts may rise; time of fastqt check",
     "docs/architecture.md": "64 times",
     "docs/benchmarks.md": (
@@ -121,10 +120,7 @@ STATED = {
     ),
     "docs/how-to/retriever.md": "5 %",
     "docs/how-to/search.md": "recall of an index",
-    "docs/integrations.md": (
-        "longest row of text; largest tokenizer file; sample of a build of an index; "
-        "piece of an index with a checksum"
-    ),
+    "docs/integrations.md": ("longest row of text; largest tokenizer file; sample of a build of an index"),
     "docs/kernels.md": "memory of a chunk on a CPU; E of a launch that is repeated; counts may rise",
     "docs/losses/general.md": (
         "memory of a chunk on a CPU; memory on a GPU, at least; memory=low on a CPU; memory=low on a GPU"

@@ -27,7 +27,7 @@ USES = {
     "lightning": ("from fastqt.integrations.lightning import ContrastiveModule",),
     "pytorch_metric_learning": ("from fastqt.integrations.metric_learning import NTXentLoss",),
     "pyarrow": ("from fastqt.sentences.text.tables import *; list(read_rows('a.parquet', Columns()))",),
-    "faiss": ("from fastqt.sentences.inference.index.searchers import import_faiss; import_faiss()",),
+    "faiss": ("from fastqt.sentences.inference.index import import_faiss; import_faiss()",),
 }
 PROGRAM = """
 import json, sys, types

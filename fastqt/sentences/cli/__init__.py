@@ -12,7 +12,6 @@ from typing import Any
 from fastqt.errors import InputError
 from fastqt.machine.memory import keep_freed_memory
 from fastqt.sentences.cli.arguments import build_parser
-from fastqt.sentences.cli.inference import INFERENCE, take_inference
 from fastqt.sentences.cli.streams import (
     BAD_INPUT,
     discard_what_cannot_be_written,
@@ -69,17 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     options = vars(parser.parse_args(arguments))
-    command = options.pop("command")
-    if command is None:
+    name = options.pop("command")
+    if name is None:
         parser.print_help()
         return 0
-    if command == "train" and arguments is None:  # This process trains, and does nothing else.
+    if name == "train" and arguments is None:  # This process trains, and does nothing else.
         keep_freed_memory()
+    options = {key: tuple(each) if isinstance(each, list) else each for key, each in options.items()}
     _check_outputs(options)
-    if options.keys() >= set(INFERENCE):
-        options["inference"] = take_inference(options)
-    _, run = COMMANDS[command]
-    return run(**options)
+    return COMMANDS[name].of(options).run()
 
 
 def _check_outputs(options: dict[str, Any]) -> None:
@@ -93,7 +90,7 @@ def _check_outputs(options: dict[str, Any]) -> None:
     for output, path in outputs.items():
         words: list[str] = []
         for name, value in options.items():
-            if name != output and isinstance(value, (str, list, tuple)):
+            if name != output and isinstance(value, (str, tuple)):
                 words += [value] if isinstance(value, str) else map(str, value)
         # A model may be written as word-vectors:FILE or sif:FILE,COUNTS.
         check_is_not_read(path, [part for word in words for part in (word, *re.split("[:,]", word)) if part])

@@ -65,8 +65,8 @@ def meant(words: Sequence[str], options: Collection[str]) -> str:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of a command line.
 
-    The parsed result has the command's name as `command`, None if none was given, and otherwise the arguments
-    of the function that runs it.
+    The parsed result has the command's name as `command`, None if none was given, and otherwise the values
+    that its record is made of.
     """
     parser = _Parser(
         prog="fastqt",
@@ -83,6 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
 
-    for add_parser, _ in COMMANDS.values():
-        add_parser(commands)
+    for name, command in COMMANDS.items():
+        usage = "fastqt train [options] --out DIR [CORPUS ...]" if name == "train" else None
+        made = commands.add_parser(name, help=command.title, description=command.__doc__, usage=usage)
+        command.add_arguments(made)
     return parser

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fastqt.sentences.cli.command import Command
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command's options to the subparsers of `fastqt`."""
-    commands.add_parser("config", help="show versions and backends")
+@dataclass(frozen=True, kw_only=True)
+class Config(Command):
+    """Shows versions, and which engine computes on each device."""
 
+    title: ClassVar[str] = "show versions and backends"
 
-def run() -> int:
-    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
-    from fastqt.engines import show_config
+    def run(self) -> int:
+        from fastqt.engines import show_config
 
-    show_config()
-    return 0
+        show_config()
+        return 0

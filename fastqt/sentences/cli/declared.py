@@ -7,18 +7,69 @@ from collections.abc import Callable, Collection
 from dataclasses import MISSING
 from typing import Any
 
-from fastqt.sentences.cli.kinds import Appended, integer, number, path, several
 from fastqt.sentences.options.option import Option, options_of
 
-READERS: dict[type, Callable[[str], Any]] = {int: integer, float: number, str: str}
 LETTERS = {int: "N", float: "X", str: "TEXT"}
 
 
-def add_options(parser: argparse.ArgumentParser, record: Any, *, without: Collection[str] = ()) -> None:
-    """Adds an argument for each option of a record but for some; their values are those of a new record."""
-    for name, each in options_of(record).items():
-        if name not in without:
-            _add(parser, each, default=each.default)
+def path(text: str) -> str:
+    """A path. An empty text, which an unset variable of a shell gives, would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("want a path, got an empty text")
+    return text
+
+
+def integer(text: str) -> int:
+    """A whole number of at most 64 bits."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a whole number, got {text!r}") from None
+    if not -(2**63) <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"want a whole number of at most 64 bits, got {text}")
+    return value
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"want a number, got {text!r}") from None
+
+
+READERS: dict[type, Callable[[str], Any]] = {int: integer, float: number, str: str}
+
+
+def several(kind: Callable[[str], Any], count: int | None = None) -> Callable[[str], tuple[Any, ...]]:
+    """Values of a kind with commas between them, as many as `count` if that is given."""
+
+    def values(text: str) -> tuple[Any, ...]:
+        read = tuple(kind(each.strip()) for each in text.split(","))
+        if count is not None and len(read) != count:
+            raise argparse.ArgumentTypeError(f"want {count} values with commas between them, got {text!r}")
+        return read
+
+    return values
+
+
+class Appended(argparse.Action):
+    """An option that may be repeated: its values become a tuple."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest, None) or ()), values))
+
+
+def add_options(parser: argparse.ArgumentParser, record: Any) -> None:
+    """Adds an argument for each option of a record; their values are those of a new record."""
+    for each in options_of(record).values():
+        _add(parser, each, default=each.default)
 
 
 def add_group(parser: argparse.ArgumentParser, title: str, options: Collection[Option]) -> None:
@@ -41,39 +92,42 @@ def add_group(parser: argparse.ArgumentParser, title: str, options: Collection[O
 
 
 def _add(parser: argparse._ActionsContainer, each: Option, *, default: Any) -> None:
-    shared: dict[str, Any] = {"dest": each.name, "help": help_of(each, each.default)}
-    if each.default is MISSING:
-        shared["required"] = True
-    else:
-        shared["default"] = default
+    reader = path if each.file else READERS.get(each.kind, str)
+    shared: dict[str, Any] = {"help": help_of(each, each.default)}
+    if each.positional:
+        count = None if each.count == 1 else "+" if each.default is MISSING else "*"
+        choices = each.choices or None
+        parser.add_argument(each.name, nargs=count, type=reader, choices=choices, metavar=each.file, **shared)
+        return
 
+    shared |= {"dest": each.name, "required": each.default is MISSING}
+    shared |= {} if each.default is MISSING else {"default": default}
     if each.kind is bool:
         given_only = default is argparse.SUPPRESS  # which may be set back
         action = argparse.BooleanOptionalAction if given_only else "store_true"
+        del shared["required"]
         parser.add_argument(each.flag, action=action, **shared)
     elif each.repeats:
-        parser.add_argument(each.flag, action=Appended, type=_reader(each), metavar=_letter(each), **shared)
+        parser.add_argument(each.flag, action=Appended, type=reader, metavar=_letter(each), **shared)
     elif each.choices and each.count == 1:
         parser.add_argument(each.flag, choices=each.choices, **shared)
+    elif each.spaced:
+        parser.add_argument(each.flag, nargs="+", type=reader, metavar=_letter(each), **shared)
     else:
-        reader = _reader(each) if each.count == 1 else several(_reader(each), each.count)
+        reader = reader if each.count == 1 else several(reader, each.count)
         parser.add_argument(each.flag, type=reader, metavar=_letter(each), **shared)
-
-
-def _reader(each: Option) -> Callable[[str], Any]:
-    return path if each.file else READERS[each.kind]
 
 
 def _letter(each: Option) -> str:
     if each.file:
         return each.file
     letter = LETTERS[each.kind]
-    return letter if each.count == 1 or each.repeats else f"{letter},{letter}"
+    return letter if each.count == 1 or each.repeats or each.spaced else f"{letter},{letter}"
 
 
 def help_of(each: Option, default: Any) -> str:
     """What --help says of an option, with its default where the declaration does not say it."""
-    if default in (None, "", MISSING) or each.kind is bool or "default" in each.help:
+    if default in (None, "", (), MISSING) or each.kind is bool or "default" in each.help:
         return each.help
     return f"{each.help} (default: {in_words(default)})"
 

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from fastqt.sentences.cli.kinds import path
+from fastqt.sentences.cli.command import Command
+from fastqt.sentences.options.option import option
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command's options to the subparsers of `fastqt`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "expand", help="add the words of pre-trained vectors to a model"
+@dataclass(frozen=True, kw_only=True)
+class Expand(Command):
+    """A copy of the model knows the words of the file too, by a linear map to the model's own vectors."""
+
+    title: ClassVar[str] = "add the words of pre-trained vectors to a model"
+
+    model: str = option(help="a directory that train wrote", file="MODEL", positional=True)
+    vectors: str = option(
+        help="a text file of word vectors, see --vectors of train", file="VECTORS", positional=True
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
-    parser.add_argument(
-        "vectors",
-        type=path,
-        metavar="VECTORS",
-        help="a text file of word vectors, see --vectors of train",
-    )
-    parser.add_argument("--out", required=True, type=path, metavar="DIR", help="directory for the new model")
+    out: str = option(help="directory for the new model", file="DIR")
 
+    def run(self) -> int:
+        from fastqt.sentences.inference.expand import add_words, check_holds_no_model
+        from fastqt.sentences.text.vectors import read_vectors
 
-def run(model: str, vectors: str, out: str) -> int:
-    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
-    from fastqt.sentences.inference.expand import add_words, check_holds_no_model
-    from fastqt.sentences.text.vectors import read_vectors
-
-    check_holds_no_model(Path(out))  # before the vectors are read
-    words, table = read_vectors(vectors)
-    print(f"{out}: {add_words(model, words, table, out)} words added")
-    return 0
+        check_holds_no_model(Path(self.out))  # before the vectors are read
+        words, table = read_vectors(self.vectors)
+        print(f"{self.out}: {add_words(self.model, words, table, self.out)} words added")
+        return 0

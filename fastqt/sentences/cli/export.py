@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-from fastqt.sentences.cli.declared import add_options
-from fastqt.sentences.cli.kinds import path
+from fastqt.sentences.cli.command import Command
 from fastqt.sentences.options.inference import ExportOptions
+from fastqt.sentences.options.option import option
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command's options to the subparsers of `fastqt`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "export",
-        help="write a model for sentence-transformers, or as ONNX",
-        description="Writes the encoder of a trained model, its vocabulary and a model card. The vectors are "
-        "those of fastqt embed.",
-    )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
-    parser.add_argument("--out", required=True, type=path, metavar="DIR", help="directory to write")
-    add_options(parser, ExportOptions)
+@dataclass(frozen=True, kw_only=True)
+class Export(Command, ExportOptions):
+    """Writes the encoder of a trained model, its vocabulary and a model card.
 
+    The vectors are those of fastqt embed.
+    """
 
-def run(model: str, format: str, out: str, raw: bool, overwrite: bool) -> int:
-    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
-    from fastqt.sentences.inference.export import export_run
+    title: ClassVar[str] = "write a model for sentence-transformers, or as ONNX"
 
-    width = export_run(model, out, format, normalize=not raw, overwrite=overwrite)
-    print(f"{out}: {format}, vectors of width {width}")
-    return 0
+    model: str = option(help="a directory that train wrote", file="MODEL", positional=True)
+    out: str = option(help="directory to write", file="DIR")
+
+    def run(self) -> int:
+        from fastqt.sentences.inference.export import export_run
+
+        width = export_run(
+            self.model, self.out, self.format, normalize=not self.raw, overwrite=self.overwrite
+        )
+        print(f"{self.out}: {self.format}, vectors of width {width}")
+        return 0

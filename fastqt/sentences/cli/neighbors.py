@@ -2,62 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from fastqt.errors import InputError
-from fastqt.sentences.cli.inference import add_inference, load
-from fastqt.sentences.cli.kinds import add_device, add_value, integer, path
-
-if TYPE_CHECKING:
-    from fastqt.nn.gloss_inference import Inference
+from fastqt.sentences.cli.command import Encoding
+from fastqt.sentences.options.option import option
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command's options to the subparsers of `fastqt`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "neighbors",
-        help="find the nearest sentences of a corpus",
-        description="With --index, CORPUS may be left out. If it is given, it is compared with the index's.",
-    )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a directory that train wrote")
-    parser.add_argument(
-        "corpus", nargs="*", type=path, metavar="CORPUS", help="text files; - is standard input"
-    )
-    parser.add_argument("--index", type=path, metavar="X.index", help="a file that index wrote")
-    parser.add_argument(
-        "--query", action="append", required=True, metavar="TEXT", help="a sentence; may be repeated"
-    )
-    add_value(parser, "-k", integer, 5, "number of sentences per query")
-    add_inference(parser)
-    add_device(parser)
+@dataclass(frozen=True, kw_only=True)
+class Neighbors(Encoding):
+    """The corpus is CORPUS, or that of --index."""
 
+    title: ClassVar[str] = "find the nearest sentences of a corpus"
 
-def run(
-    model: str,
-    corpus: list[str],
-    index: str | None,
-    query: list[str],
-    k: int,
-    device: str,
-    inference: Inference | None,
-) -> int:
-    """Runs the command. For the arguments see `add_parser`; returns the exit status."""
-    from fastqt.sentences.inference.index import Index
-    from fastqt.sentences.inference.search import nearest
+    corpus: tuple[str, ...] = option((), "text files; - is standard input", file="CORPUS", positional=True)
+    index: str | None = option(None, "a file that index wrote", file="X.index")
+    query: tuple[str, ...] = option(help="a sentence; may be repeated", repeats=True)
+    k: int = option(5, "number of sentences per query", at_least=1)
 
-    if not corpus and index is None:
-        raise InputError("no CORPUS given, and no --index")
-    encoder = load(model, device, inference, with_identity=index is not None)
-    if index is None:
-        neighbors = nearest(encoder, query, corpus, k)
-    else:
-        opened = Index(index)
-        if corpus:
-            opened.check_corpus(corpus)
-        neighbors = opened.search(encoder, query, k)
-    for text, answers in zip(query, neighbors, strict=True):
-        print(text)
-        for neighbor in answers:
-            print(f"  {neighbor}")
-    return 0
+    def run(self) -> int:
+        from fastqt.sentences.inference.index import Index
+        from fastqt.sentences.inference.search import nearest
+
+        if bool(self.corpus) == (self.index is not None):
+            raise InputError("want CORPUS or --index" + (", got both" if self.corpus else ", got none"))
+        encoder = self.load(with_identity=self.index is not None)
+        if self.index is None:
+            neighbors = nearest(encoder, self.query, self.corpus, self.k)
+        else:
+            neighbors = Index(self.index).search(encoder, self.query, self.k)
+        for text, answers in zip(self.query, neighbors, strict=True):
+            print(text)
+            for neighbor in answers:
+                print(f"  {neighbor}")
+        return 0

@@ -1,45 +1,38 @@
-"""The commands: the name of each, what adds its options, and the function that they are the arguments of."""
+"""The commands by their names, in the order in which `fastqt --help` shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from fastqt.sentences.cli.analogy import Analogy
+from fastqt.sentences.cli.check import Check
+from fastqt.sentences.cli.command import Command
+from fastqt.sentences.cli.compilation import Compile
+from fastqt.sentences.cli.config import Config
+from fastqt.sentences.cli.embed import Embed
+from fastqt.sentences.cli.evaluate import Evaluate
+from fastqt.sentences.cli.expand import Expand
+from fastqt.sentences.cli.export import Export
+from fastqt.sentences.cli.index import MakeIndex
+from fastqt.sentences.cli.interpolate import Interpolate
+from fastqt.sentences.cli.mine import Mine
+from fastqt.sentences.cli.neighbors import Neighbors
+from fastqt.sentences.cli.plot import Plot
+from fastqt.sentences.cli.retrieve import Retrieve
+from fastqt.sentences.cli.train import Train
 
-from fastqt.sentences.cli import (
-    analogy,
-    check,
-    compilation,
-    config,
-    demo,
-    embed,
-    evaluate,
-    expand,
-    export,
-    index,
-    interpolate,
-    mine,
-    neighbors,
-    plot,
-    retrieve,
-    train,
-)
-
-# In the order in which `fastqt --help` shows them.
-COMMANDS: dict[str, tuple[Callable[[Any], None], Callable[..., int]]] = {
-    "demo": (demo.add_parser, demo.run),
-    "train": (train.add_parser, train.run),
-    "embed": (embed.add_parser, embed.run),
-    "index": (index.add_parser, index.run),
-    "neighbors": (neighbors.add_parser, neighbors.run),
-    "evaluate": (evaluate.add_parser, evaluate.run),
-    "plot": (plot.add_parser, plot.run),
-    "expand": (expand.add_parser, expand.run),
-    "interpolate": (interpolate.add_parser, interpolate.run),
-    "analogy": (analogy.add_parser, analogy.run),
-    "retrieve": (retrieve.add_parser, retrieve.run),
-    "mine": (mine.add_parser, mine.run),
-    "export": (export.add_parser, export.run),
-    "compile": (compilation.add_parser, compilation.run),
-    "check": (check.add_parser, check.run),
-    "config": (config.add_parser, config.run),
+COMMANDS: dict[str, type[Command]] = {
+    "train": Train,
+    "embed": Embed,
+    "index": MakeIndex,
+    "neighbors": Neighbors,
+    "evaluate": Evaluate,
+    "plot": Plot,
+    "expand": Expand,
+    "interpolate": Interpolate,
+    "analogy": Analogy,
+    "retrieve": Retrieve,
+    "mine": Mine,
+    "export": Export,
+    "compile": Compile,
+    "check": Check,
+    "config": Config,
 }

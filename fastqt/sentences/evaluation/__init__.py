@@ -4,80 +4,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder, remove_component
-    from fastqt.sentences.evaluation.classification import (
-        cross_validated,
-        held_out_validated,
-        limited_data,
-        nested_cross_validation,
-        pair_features,
-    )
-    from fastqt.sentences.evaluation.encoders import load_encoder
-    from fastqt.sentences.evaluation.pools import analogies, nearest_rows
+    from fastqt.sentences.evaluation.classification import limited_data, nested_cross_validation
+    from fastqt.sentences.evaluation.encoders import WordVectors, load_encoder, random_encoder
     from fastqt.sentences.evaluation.ranking import ranking_metrics
     from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
     from fastqt.sentences.evaluation.shots import few_shot
-    from fastqt.sentences.evaluation.similarity import (
-        alignment,
-        correlate,
-        correlate_subsets,
-        cosines,
-        floor_split,
-        relatedness,
-        uniformity,
-    )
+    from fastqt.sentences.evaluation.similarity import alignment, uniformity
     from fastqt.sentences.evaluation.suite import Results, evaluate
-    from fastqt.sentences.evaluation.vectors import Cache
     from fastqt.sentences.inference.search import nearest
     from fastqt.sentences.options.evaluation import PAPER_GRID, SENTEVAL_GRID
 
 __all__ = [
     "PAPER_GRID",
     "SENTEVAL_GRID",
-    "SIF",
-    "Cache",
     "LinearMaps",
     "Results",
     "WordVectors",
     "alignment",
-    "analogies",
-    "correlate",
-    "correlate_subsets",
-    "cosines",
-    "cross_validated",
     "evaluate",
     "few_shot",
     "fit_maps",
-    "floor_split",
-    "held_out_validated",
     "limited_data",
     "load_encoder",
     "nearest",
-    "nearest_rows",
     "nested_cross_validation",
-    "pair_features",
     "random_encoder",
     "ranking_metrics",
-    "relatedness",
-    "remove_component",
     "uniformity",
 ]
 
-
-# Where the names are found when they are first used. The first five modules need neither SciPy nor
-# scikit-learn, so that vectors are searched, and a search is judged, without the extra `eval`.
+# Where the names are found when they are first used. The first three modules need neither SciPy nor
+# scikit-learn, so that a corpus is searched, and a search is judged, without the extra `eval`.
 _HOMES = (
-    "evaluation.pools",
-    "evaluation.ranking",
-    "evaluation.vectors",
-    "inference.search",
-    "options.evaluation",
-    "evaluation.baselines",
-    "evaluation.classification",
-    "evaluation.encoders",
-    "evaluation.retrieval",
-    "evaluation.shots",
-    "evaluation.similarity",
+    *("evaluation.ranking", "inference.search", "options.evaluation", "evaluation.classification"),
+    *("evaluation.encoders", "evaluation.retrieval", "evaluation.shots", "evaluation.similarity"),
     "evaluation.suite",
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,8 +132,7 @@ def evaluate_retrieval(
     texts = list(dict.fromkeys(caption.text for part in parts for caption in part))
     vectors = embed(encode, texts, progress=progress)
 
-    per_task: Callable[[Any], Any] | None = getattr(encode, "per_task", None)
-    if per_task is not None:
+    if (per_task := getattr(encode, "per_task", None)) is not None:
         vectors = Vectors(texts, per_task(vectors(texts)))
     seconds = {"encode": time.perf_counter() - start}
 

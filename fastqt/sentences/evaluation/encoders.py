@@ -1,21 +1,122 @@
-"""Loads the encoder that a command line names, with what identifies it."""
+"""The encoders that a command line names: trained models, random ones, and means of word vectors."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils.extmath import randomized_svd
+
 from fastqt.errors import InputError
 from fastqt.nn.gloss_inference import Inference
+from fastqt.nn.tokens import list_of_texts
 from fastqt.options import Device
-from fastqt.sentences.evaluation.baselines import SIF, WordVectors, random_encoder
 from fastqt.sentences.evaluation.prompts import PromptedEncode
 from fastqt.sentences.evaluation.vectors import Encode
-from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.latents import set_inference
+from fastqt.sentences.inference.encoder import SentenceEncoder, set_inference
 from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.text.vectors import WordRows, read_counts, read_vectors
+
+# A word, which may contain ' or - between letters; a number; or any other single character.
+TOKEN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+|[^\w\s]|_")
+
+
+def tokens(text: str) -> list[str]:
+    """The words, numbers and punctuation marks of a sentence, in lower case."""
+    return TOKEN.findall(text.lower().replace("’", "'"))
+
+
+class WordVectors:
+    """Encodes a sentence as the mean of its word vectors.
+
+    Unknown words are skipped. A sentence without a known word has the vector 0.
+
+    Args:
+        words: the words, in lower case.
+        vectors: (len(words), d) their vectors.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastqt.sentences.evaluation import WordVectors
+        >>> encode = WordVectors(["good", "film"], np.eye(2))
+        >>> encode(["A good film", "Unknown words"]).tolist()
+        [[0.5, 0.5], [0.0, 0.0]]
+    """
+
+    def __init__(self, words: Sequence[str], vectors: NDArray[np.floating]) -> None:
+        self.rows = WordRows(words)
+        self.vectors = np.asarray(vectors, dtype=np.float32)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WordVectors:
+        """Reads word vectors from a file, as `fastqt.sentences.text.vectors.read_vectors` does."""
+        return cls(*read_vectors(path))
+
+    def __call__(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
+        """Encodes n sentences; returns (n, d) float32, or (d,) of one text in place of a list."""
+        if isinstance(texts, str):
+            one: NDArray[np.float32] = self([texts])[0]
+            return one
+        texts = list_of_texts("texts", texts)
+        find = self.rows.find
+        rows = [[row for token in tokens(text) if (row := find(token)) >= 0] for text in texts]
+        sizes = np.array([len(row) for row in rows], dtype=np.int64)
+        columns = np.fromiter((word for row in rows for word in row), dtype=np.int64, count=sizes.sum())
+        shares = np.repeat(1 / np.maximum(sizes, 1), sizes).astype(np.float32)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        matrix = sparse.csr_matrix((shares, columns, starts), shape=(len(texts), len(self.vectors)))
+        return np.asarray(matrix @ self.vectors)
+
+
+class SIF(WordVectors):
+    """The mean of word vectors weighted by a / (a + p(word)), with the frequencies p of a file of counts.
+
+    `per_task`, the second step of the method, depends on a set of sentences: `evaluate` applies it to those
+    of each task.
+
+    Source: Arora, Liang and Ma (2017).
+    """
+
+    @classmethod
+    def of_files(cls, path: str, counts: str, a: float = 1e-3) -> SIF:
+        """Reads word vectors, and how often each word occurs; a word that does not has weight 1."""
+        words, vectors = read_vectors(path)
+        count_of = read_counts(counts)
+        shares = np.array([count_of.get(word, 0) for word in words]) / sum(count_of.values())
+        return cls(words, vectors * (a / (a + shares)).astype(np.float32)[:, None])
+
+    @staticmethod
+    def per_task(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Subtracts from each row of (n, d) its projection on the first right singular vector."""
+        _, _, (first,) = randomized_svd(vectors, n_components=1, n_iter=7, random_state=0)
+        return vectors - np.outer(vectors @ first, first).astype(np.float32)
+
+
+def random_encoder(directory: str | Path, *, seed: int = 0, device: Device = "auto") -> SentenceEncoder:
+    """A model with the settings and the vocabulary of a run, but with random weights.
+
+    Args:
+        directory: a directory that `fastqt train` wrote; its weights are not read.
+        seed: seed of the weights.
+        device: "auto", "cpu" or "cuda".
+
+    Example:
+        >>> from fastqt.sentences.evaluation import random_encoder
+        >>> fresh = random_encoder("run", seed=1)  # a directory that `fastqt train` wrote
+        >>> fresh.encode(["She closed the door."]).shape
+        (1, 16)
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return SentenceEncoder.load(directory, device, trained=False, with_identity=True)
 
 
 class NamedEncoder(NamedTuple):
@@ -47,10 +148,6 @@ def load_encoder(
     Returns:
         The encoder, a function from a list of n sentences to (n, d), and its identity.
 
-    Raises:
-        InputError: a file is missing or damaged, `raw` is used with word vectors, or `inference` with another
-            model than GLOSS.
-
     Example:
         >>> from fastqt.sentences.evaluation import load_encoder
         >>> encode = load_encoder("run").encode  # a directory that `fastqt train` wrote
@@ -65,22 +162,19 @@ def load_encoder(
             if is_given:
                 raise InputError(f"{option}: want a trained model, got {name}")
         files = [rest] if kind == "word-vectors" else rest.split(",")
-        check_rereadable("model", files)  # for the digest they are read again
-        if kind == "word-vectors":
-            return NamedEncoder(WordVectors.load(rest), _digest(kind, rest))
-        if len(files) != 2:
+        if len(files) != 1 + (kind == "sif"):
             raise InputError(f"model: want sif:FILE,COUNTS, got {name}")
-        return NamedEncoder(SIF.load(*files), _digest(kind, *files))
+        check_rereadable("model", files)  # for the digest they are read again
+        words = WordVectors.load(rest) if kind == "word-vectors" else SIF.of_files(files[0], files[1])
+        return NamedEncoder(words, joined_digest(kind, *(digest(Path(file)) for file in files)))
 
     if not 0 <= seed < 2**32:
         raise InputError(f"seed: want 0 to {2**32 - 1}, got {seed}")
     is_random = bool(colon) and kind == "random"
-    directory = rest if is_random else name
-
     encoder = (
-        random_encoder(directory, seed=seed, device=device)
+        random_encoder(rest, seed=seed, device=device)
         if is_random
-        else SentenceEncoder.load(directory, device, with_identity=True)
+        else SentenceEncoder.load(name, device, with_identity=True)
     )
     set_inference(encoder, inference)
     encode: Encode = partial(encoder.encode, normalize=not raw)
@@ -88,8 +182,3 @@ def load_encoder(
         encode = PromptedEncode(encoder, normalize=not raw)
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"
     return NamedEncoder(encode, joined_digest(description, encoder.identity or ""), encoder)
-
-
-def _digest(kind: str, *files: str) -> str:
-    """The digest of files of word vectors and of word counts."""
-    return joined_digest(kind, *(digest(Path(file)) for file in files))

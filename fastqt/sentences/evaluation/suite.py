@@ -23,19 +23,13 @@ from fastqt.errors import InputError
 from fastqt.sentences.evaluation.prompts import PromptedEncode
 from fastqt.sentences.evaluation.reading import read_tasks, reason_of
 from fastqt.sentences.evaluation.tasks import Task
-from fastqt.sentences.evaluation.vectors import Cache, Encode, Vectors, embed, say
+from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed, say
 from fastqt.sentences.json_text import to_json
 from fastqt.sentences.options.evaluation import PAPER_GRID, EvaluationOptions, SSTTraining
 from fastqt.sentences.runs.files import write_atomically
 
-DETAILS = (
-    "subsets",
-    "folds",
-    "C",
-    "t",
-    "sizes",
-    "undefined",
-)  # stored in the JSON file, but not shown in the table
+# Stored in the JSON file, but not shown in the table.
+DETAILS = ("subsets", "folds", "C", "t", "sizes", "undefined")
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,6 @@ def evaluate(
     sst: SSTTraining = "phrases",
     tokenised: bool = False,
     t: float = 2.0,
-    cache: Cache | None = None,
     progress: bool = True,
     after_task: Callable[[Results], object] | None = None,
 ) -> Results:
@@ -165,7 +158,6 @@ def evaluate(
         sst: train SST2 on all labelled "phrases", or on whole "sentences" only.
         tokenised: read the STS tasks lower-cased and tokenised, as in SentEval.
         t: the factor in the exponent of the uniformity.
-        cache: where vectors are kept on disk.
         progress: show bars on a terminal, and lines on standard error where it is none.
         after_task: called after each task with the results so far, so that they can be kept.
 
@@ -183,7 +175,7 @@ def evaluate(
         >>> list(results.tasks)
         ['STSB']
     """
-    options = EvaluationOptions(seed, tuple(grid), sst, tokenised, t)
+    options = EvaluationOptions(seed=seed, grid=tuple(grid), sst=sst, tokenised=tokenised, t=t)
     chosen, failed = read_tasks(Path(data), tasks, options)
     if not chosen:
         raise InputError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
@@ -196,7 +188,7 @@ def evaluate(
 
     start = time.perf_counter()
     texts = dict.fromkeys(chain.from_iterable(task.texts() for task in chosen.values()))
-    vectors = embed(encode, texts, cache=cache, progress=progress)
+    vectors = embed(encode, texts, progress=progress)
     results = Results({}, asdict(options), {}, len(texts), vectors.matrix.shape[1], failed, tuple(chosen))
     results.seconds["encode"] = time.perf_counter() - start
 
@@ -205,7 +197,7 @@ def evaluate(
         bar.set_description(name)
         start = time.perf_counter()
         try:
-            results.tasks[name] = task.evaluate(_vectors_of(task, vectors, encode), options)
+            results.tasks[name] = task.evaluate(_of_task(task, vectors, encode), options)
         except Exception as error:  # the results of the other tasks are kept, whatever it is
             results.failed[name] = reason_of(error)
         seconds = time.perf_counter() - start
@@ -223,7 +215,7 @@ def evaluate(
     return results
 
 
-def _vectors_of(task: Task, vectors: Vectors, encode: Encode) -> Vectors:
+def _of_task(task: Task, vectors: Vectors, encode: Encode) -> Vectors:
     """The vectors of a task, to which the encoder's `per_task` was applied if it has one."""
     if (per_task := getattr(encode, "per_task", None)) is None:
         return vectors

@@ -1,4 +1,4 @@
-"""Encodes each distinct sentence once, and keeps its vector in memory and, if wanted, on disk."""
+"""Encodes each distinct sentence once, and keeps its vector in memory."""
 
 from __future__ import annotations
 
@@ -6,39 +6,18 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fastqt.errors import InputError
-from fastqt.sentences.errors import only_a_report
-from fastqt.sentences.json_text import parse, to_json
-from fastqt.sentences.runs.tensor_files import open_tensors, save_tensors
 
 BATCH = 4096  # sentences in one call of the encoder
-
 PAUSE = 5.0  # seconds between two lines that tell how far it has come
 
 Encode = Callable[[list[str]], Any]  # from n sentences to an array (n, d)
-
-
-class Cache(NamedTuple):
-    """Where vectors are kept on disk: DIRECTORY/KEY.safetensors, one file, so that vectors and sentences fit.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from fastqt.sentences.evaluation import Cache
-        >>> cache = Cache(Path("cache"), "my-model-1")  # an argument of `evaluate`
-        >>> cache.key
-        'my-model-1'
-    """
-
-    directory: Path
-    key: str  # identifies the encoder: encoders with different vectors need different keys
 
 
 class Vectors:
@@ -53,26 +32,17 @@ class Vectors:
         return self.matrix[[self._row[text] for text in texts]]
 
 
-def embed(
-    encode: Encode, texts: Iterable[str], *, cache: Cache | None = None, progress: bool = True
-) -> Vectors:
+def embed(encode: Encode, texts: Iterable[str], *, progress: bool = True) -> Vectors:
     """Encodes each distinct sentence once, in batches of sentences of similar length.
 
-    `encode` maps a list of n sentences to finite vectors (n, d). Vectors that the cache holds are read from
-    it, and new ones are added. The progress is a bar on a terminal, and lines on standard error where it is
-    none.
+    `encode` maps a list of n sentences to finite vectors (n, d). The progress is a bar on a terminal, and
+    lines on standard error where it is none.
     """
-    wanted = dict.fromkeys(texts)
-    known = Vectors([], np.zeros((0, 0), dtype=np.float32)) if cache is None else _load(cache)
-    known_texts = set(known.texts)
-    new = sorted((text for text in wanted if text not in known_texts), key=len)
-    if not new:
-        return known
-
+    new = sorted(dict.fromkeys(texts), key=len)
     bar = tqdm(
         total=len(new), desc="encode", unit="sent", unit_scale=True, disable=None if progress else True
     )
-    parts: list[NDArray[np.float32]] = [known.matrix] if len(known.texts) else []
+    parts: list[NDArray[np.float32]] = []
     told = time.monotonic()
     with bar:
         for begin in range(0, len(new), BATCH):
@@ -85,14 +55,8 @@ def embed(
                 say(f"encode: {done:,} of {len(new):,} sentences")
 
     if len(widths := sorted({part.shape[1] for part in parts})) > 1:
-        source = "encode" if cache is None else f"encode or {_path(cache)}"
-        raise InputError(f"{source}: want vectors of one width, got {', '.join(map(str, widths))}")
-
-    vectors = Vectors([*known.texts, *new], np.concatenate(parts))
-    if cache is not None:
-        with only_a_report(f"the cache {_path(cache)}"):
-            _save(cache, vectors)
-    return vectors
+        raise InputError(f"encode: want vectors of one width, got {', '.join(map(str, widths))}")
+    return Vectors(new, np.concatenate(parts))
 
 
 def say(text: str) -> None:
@@ -109,33 +73,3 @@ def _checked(array: Any, rows: int) -> NDArray[np.float32]:
     if not np.isfinite(vectors).all():
         raise InputError("encode: want finite vectors, got NaN or infinity")
     return vectors
-
-
-def _path(cache: Cache) -> Path:
-    return cache.directory / f"{cache.key}.safetensors"
-
-
-def _load(cache: Cache) -> Vectors:
-    path = _path(cache)
-    if not path.exists():
-        return Vectors([], np.zeros((0, 0), dtype=np.float32))
-    try:
-        with open_tensors(path) as file:
-            if set(file.keys()) != {"sentences", "vectors"}:
-                raise InputError(f"{path}: want the tensors sentences and vectors, got others")
-            sentences, matrix = (file.get_tensor(name).numpy() for name in ("sentences", "vectors"))
-        texts = parse(sentences.tobytes(), path, list)
-        fits = matrix.ndim == 2 and matrix.dtype == np.float32 and len(matrix) == len(texts)
-        if not fits or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{path}: sentences: want a text for each of {len(matrix)} vectors")
-        if not np.isfinite(matrix).all():
-            raise InputError(f"{path}: vectors: want finite numbers, got NaN or infinity")
-    except InputError as error:
-        raise InputError(f"{error} (remove this file; its vectors will be made again)") from error
-    return Vectors(texts, matrix)
-
-
-def _save(cache: Cache, vectors: Vectors) -> None:
-    cache.directory.mkdir(parents=True, exist_ok=True)
-    sentences = torch.frombuffer(bytearray(to_json(vectors.texts).encode()), dtype=torch.uint8)
-    save_tensors(_path(cache), {"sentences": sentences, "vectors": torch.from_numpy(vectors.matrix)})

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 ROWS = 8192  # that queries are compared with at a time
 
+Hits = tuple[NDArray[np.float32], NDArray[np.int64]]  # cosines and rows, (Q, k)
+
 
 def highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row (Q, n) and their columns, (Q, min(k, n)), best first.
@@ -48,7 +50,7 @@ class Best:
         self.scores, columns = highest(torch.cat([self.scores, scores], dim=1), self.k)
         self.rows = torch.cat([self.rows, rows], dim=1).gather(1, columns)
 
-    def results(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def results(self) -> Hits:
         """Scores and rows, (Q, m) each."""
         return self.scores.numpy(), self.rows.numpy()
 
@@ -74,3 +76,17 @@ def blocks(rows: int, size: int | None = None) -> Iterable[slice]:
     """The rows 0 … rows − 1 in parts of `size`, or of ROWS."""
     size = size or ROWS
     return (slice(begin, begin + size) for begin in range(0, rows, size))
+
+
+class Flat:
+    """Compares a query with each of the vectors (n, D)."""
+
+    most_effort = 1
+
+    def __init__(self, vectors: NDArray[np.float32]) -> None:
+        self.vectors = vectors
+
+    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
+        # The parts are copied: in a file the vectors are not aligned.
+        parts = (torch.from_numpy(np.array(self.vectors[part])) for part in blocks(len(self.vectors)))
+        return best_products(torch.from_numpy(queries), parts, k).results()

@@ -7,16 +7,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.nn import Gloss
+from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.tokens import list_of_texts
-from fastqt.sentences.options.inference import Side
+from fastqt.sentences.options.inference import InferenceOptions, Side
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_weights, load_weights, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.digests import joined_digest
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
 from fastqt.sentences.runs.model import (
     Model,
@@ -142,3 +146,30 @@ def _check_layers(lexicon: Lexicon, directory: Path, tensors: int) -> None:
             f"{directory / HUGGINGFACE}: num_hidden_layers: want at most {tensors}, the number of stored "
             f"tensors, got {layers}"
         )
+
+
+def chosen_inference(options: InferenceOptions) -> Inference | None:
+    """The options of a command as an `Inference`; None if none is given."""
+    numbers = {"steps": options.inference_steps, "learning_rate": options.inference_learning_rate}
+    changes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+    if options.inference is None and not changes:
+        return None
+    try:
+        return replace(Inference(safeguard=options.inference != "specified"), **changes)
+    except ValueError as error:
+        raise InputError(f"inference_{error}") from None
+
+
+def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEncoder:
+    """Has an encoder find latent vectors as `how` says, and its identity tell so; None changes nothing."""
+    if how is None:
+        return encoder
+    if not isinstance(encoder.model, Gloss):
+        raise InputError(
+            "inference: want it with a model trained with --model gloss-bow or gloss-pos alone, got a "
+            f"{type(encoder.model).__name__}"
+        )
+    encoder.model.inference = how
+    if encoder.identity is not None and how != Inference():
+        encoder.identity = joined_digest(encoder.identity, str(how))
+    return encoder

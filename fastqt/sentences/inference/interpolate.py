@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.nn import Gloss
-from fastqt.sentences.inference.checks import check_sentence
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.search import check_sentence
 from fastqt.sentences.text import Vocabulary, pad
 
 MOST_STEPS = 1000  # the scores of all words are in memory for each of them

@@ -1,4 +1,4 @@
-"""Searches a corpus for the sentences that are nearest to a query."""
+"""Searches a corpus for the sentences that are nearest to a query, or that complete an analogy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from fastqt.errors import InputError
 from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.inference.best import Best
-from fastqt.sentences.inference.checks import check_sentence
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.options.inference import Side
 from fastqt.sentences.text import read_blocks
@@ -125,3 +124,41 @@ def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> 
 def normalized(encoder: SentenceEncoder, sentences: list[str], side: Side) -> Tensor:
     """The vectors of sentences, (n, D) float32 at norm 1: the product of two of them is their cosine."""
     return F.normalize(torch.from_numpy(encoder.encode(sentences, side=side)), dim=1)
+
+
+def check_sentence(name: str, text: str) -> None:
+    """Refuses a text that no model can encode: one that is blank or, on a command line, was not UTF-8."""
+    if not text.strip():
+        raise InputError(f"{name}: want a sentence, got blank text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name}: want text in UTF-8, got {text!r}") from None
+
+
+def answers(
+    encoder: SentenceEncoder,
+    a: str,
+    b: str,
+    c: str,
+    pool: Sequence[str],
+    k: int = 5,
+    *,
+    exclude: bool = False,
+) -> list[Neighbor]:
+    """The k sentences of a pool with the highest cosine to C + B - A, best first, or all if it has fewer.
+
+    The pool is paths of text files, which are streamed, as in `nearest`. Vectors have norm 1; those of
+    QuickThoughts are [f(s) ; g(s)], with both halves at norm 1. `exclude` leaves sentences out that equal A,
+    B or C.
+    """
+    texts = {"a": a, "b": b, "c": c}
+    for name, text in texts.items():
+        check_sentence(name, text)
+    vectors = torch.from_numpy(encoder.encode(list(texts.values())))
+    target = vectors[2] + vectors[1] - vectors[0]
+    if not target.any():
+        raise InputError("c: want a sentence for which C + B - A has a direction, got a sum of zeros")
+    excluded = frozenset(text.strip() for text in texts.values()) if exclude else frozenset()
+    (neighbors,) = nearest_to(encoder, F.normalize(target[None], dim=1), pool, k, excluded=excluded)
+    return neighbors

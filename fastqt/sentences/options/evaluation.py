@@ -15,16 +15,22 @@ SSTTraining: TypeAlias = Literal["phrases", "sentences"]
 
 
 @dataclass(frozen=True)
-class EvaluationOptions(Options):
+class ProtocolOptions(Options):
     """Choices that the literature makes in more than one way."""
 
     seed: int = option(0, "seed of folds and random weights", at_least=0, below=1 << 32)
-    grid: tuple[float, ...] = option(PAPER_GRID, "values of C", above=0)
     sst: SSTTraining = option(
         "phrases", "training set of SST2: all labelled phrases, or whole sentences only"
     )
     tokenised: bool = option(False, "read the STS texts lower-cased and tokenised, as in SentEval")
     t: float = option(2.0, "the factor in the exponent of the uniformity", above=0)
+
+
+@dataclass(frozen=True)
+class EvaluationOptions(ProtocolOptions):
+    """All choices of an evaluation."""
+
+    grid: tuple[float, ...] = option(PAPER_GRID, "values of C", above=0)
 
 
 @dataclass(frozen=True)

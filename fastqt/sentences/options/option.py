@@ -43,7 +43,10 @@ def option(
     at_most: float = math.inf,
     varies: bool = False,
     file: str = "",
+    flag: str = "",
+    positional: bool = False,
     repeats: bool = False,
+    spaced: bool = False,
     resume: Resume = "same",
 ) -> Any:
     """Declares an option: a field of a record, whose annotation is the type of the values.
@@ -54,12 +57,16 @@ def option(
         choices: all values that are allowed, where they are not the `Literal` of the annotation.
         at_least, above, below, at_most: the range of a number, or of each of several.
         varies: the default depends on the model kind, whose entry has it where it is not `default`.
-        file: what stands for the value in --help, if that is a path.
+        file: what stands for the value in --help, if that is a path or a positional argument.
+        flag: the option on a command line, where that does not follow from its name.
+        positional: it is an argument without a flag.
         repeats: several values are given by repeating the option, and not with commas between them.
+        spaced: several values are given with blanks between them.
         resume: what a resumed training may do with it.
     """
     ranges = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
-    rest = {"varies": varies, "file": file, "repeats": repeats, "resume": resume}
+    rest = {"varies": varies, "file": file, "flag": flag, "positional": positional}
+    rest |= {"repeats": repeats, "spaced": spaced, "resume": resume}
     metadata = {"help": help, "default": default, "choices": tuple(choices), **ranges, **rest}
     if default is MISSING:
         return field(metadata=metadata)
@@ -83,17 +90,15 @@ class Option:
     at_most: float
     varies: bool
     file: str
+    flag: str  # as it stands on a command line
+    positional: bool
     repeats: bool
+    spaced: bool
     resume: Resume
-
-    @property
-    def flag(self) -> str:
-        """The option as it stands on a command line."""
-        return f"--{self.name.replace('_', '-')}" if len(self.name) > 1 else f"-{self.name}"
 
     def check(self, value: Any) -> None:
         """Checks a value; InputError names the option, what is wanted, and what was given."""
-        if value is None and (self.optional or self.varies):
+        if (value is None and (self.optional or self.varies)) or value == () == self.default:
             return
         if self.count == 1:
             self._check_one(value)
@@ -134,7 +139,7 @@ class Option:
 
 @cache
 def _fields_of(record: Any) -> dict[str, Field[Any]]:
-    return {each.name: each for each in fields(record)}
+    return {each.name: each for each in fields(record) if each.metadata}
 
 
 def has_option(record: type, name: str) -> bool:
@@ -155,7 +160,8 @@ def options_of(record: type) -> dict[str, Option]:
 @cache
 def _options_of(record: Any) -> dict[str, Option]:
     hints = get_type_hints(record)
-    return {each.name: _option(each.name, hints[each.name], dict(each.metadata)) for each in fields(record)}
+    declared = _fields_of(record).items()
+    return {name: _option(name, hints[name], dict(each.metadata)) for name, each in declared}
 
 
 def _option(name: str, hint: Any, declared: dict[str, Any]) -> Option:
@@ -168,6 +174,7 @@ def _option(name: str, hint: Any, declared: dict[str, Any]) -> Option:
         count = None if others == [...] else 1 + len(others)
     if get_origin(hint) is Literal:
         hint, declared["choices"] = str, get_args(hint)
+    declared["flag"] = declared["flag"] or (f"--{name.replace('_', '-')}" if name[1:] else f"-{name}")
     return Option(name, hint, count, optional, **declared)
 
 

@@ -32,8 +32,7 @@ from fastqt.sentences.runs.checkpoint import (
 )
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
-from fastqt.sentences.runs.figures import best_of, is_figure
-from fastqt.sentences.runs.metrics_file import read_metrics
+from fastqt.sentences.runs.metrics_file import best_of, is_figure, read_metrics
 from fastqt.sentences.runs.model import Model, identity_of
 from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.text.reader import STDIN

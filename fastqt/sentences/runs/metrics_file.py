@@ -1,14 +1,24 @@
-"""The lines of metrics.jsonl, some of which a crash or an editor may have damaged."""
+"""The lines of metrics.jsonl: how they are read, which figures they show, and which validation is best."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from fastqt.errors import InputError
 from fastqt.sentences.errors import warn
 from fastqt.sentences.json_text import has_type, null_is_nan, parse_object
+from fastqt.sentences.runs.config import DEV_MEASURE
 
 LARGEST_FIGURE = 1 << 63  # integers beyond it are damage, and may be too long for a float
+HELD_OUT = "validation_"  # begins the names of figures of held-out text
+NO_FIGURES = ("step", "epoch", "learning_rate", "loss_scale")
+OF_THE_CLOCK = ("seconds", "_per_second", "_bytes")  # endings of what differs from one machine to another
+
+Line = Mapping[str, float]
+L = TypeVar("L", bound=Line)
 
 
 def read_metrics(path: Path, *, tell: bool = False) -> list[dict[str, float]]:
@@ -33,7 +43,7 @@ def read_metrics(path: Path, *, tell: bool = False) -> list[dict[str, float]]:
         except InputError:
             values = {}
         if has_type(values.get("step"), int) and values["step"] >= 0:
-            lines.append({name: value for name, value in values.items() if _is_figure(value)})
+            lines.append({name: value for name, value in values.items() if _is_number(value)})
         else:
             damaged.append(number)
 
@@ -42,5 +52,28 @@ def read_metrics(path: Path, *, tell: bool = False) -> list[dict[str, float]]:
     return lines
 
 
-def _is_figure(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return has_type(value, float) and not (isinstance(value, int) and abs(value) > LARGEST_FIGURE)
+
+
+def is_figure(name: str) -> bool:
+    """Whether a name is that of a figure of the model, and not of its schedule, the clock or the machine."""
+    return name not in NO_FIGURES and not name.endswith(OF_THE_CLOCK)
+
+
+def goodness(line: Line, measure: str | None) -> float:
+    """How good the model of a validation is by the figure that decides, the higher the better.
+
+    It is NaN where the validation does not count. The loss of fresh weights does not: it can be low, as
+    SimCSE's often is, though the vectors are of no use. Their coefficient on development pairs does.
+    """
+    if measure is None or (line["step"] == 0 and measure != DEV_MEASURE):
+        return math.nan
+    figure = line.get(measure, math.nan)
+    return figure if measure == DEV_MEASURE else -figure
+
+
+def best_of(lines: Iterable[L], measure: str | None) -> L | None:
+    """The line of the model that is kept, the first of equal ones; None where no figure decides."""
+    counted = [line for line in lines if not math.isnan(goodness(line, measure))]
+    return max(counted, key=lambda line: goodness(line, measure), default=None)

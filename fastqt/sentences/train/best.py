@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
-from fastqt.sentences.runs.figures import goodness
+from fastqt.sentences.runs.metrics_file import goodness
 from fastqt.sentences.runs.progress import Progress
 
 

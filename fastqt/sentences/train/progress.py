@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fastqt.sentences.runs.figures import HELD_OUT, is_figure
+from fastqt.sentences.runs.metrics_file import HELD_OUT, is_figure
 
 
 def _figures(line: dict[str, float]) -> str:

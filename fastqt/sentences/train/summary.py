@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
-from fastqt.sentences.runs.figures import HELD_OUT, Line, best_of, is_figure
-from fastqt.sentences.runs.metrics_file import read_metrics
+from fastqt.sentences.runs.metrics_file import HELD_OUT, Line, best_of, is_figure, read_metrics
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import STDIN
 from fastqt.sentences.text.tables import is_table

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation.baselines import WordVectors
+from fastqt.sentences.evaluation.encoders import WordVectors
 from fastqt.sentences.text.arrays import map_rows
 from fastqt.sentences.text.vectors import read_counts, read_vectors, vectors_of, width_of
 from tests.fuzz.files import text_file, write

@@ -41,17 +41,14 @@ def test_neighbors_of_an_index_are_those_of_a_search_without_index(model, plante
     assert ("recall@10 1.0000 of 600 sentences" in said) == (kind != "flat")
     assert main(["neighbors", model, *planted, *words, "-k", "3"]) == 0
     wanted = capsys.readouterr().out
-    for corpus in (planted, ()):
-        assert main(["neighbors", model, *corpus, "--index", out, *words, "-k", "3"]) == 0
-        found = capsys.readouterr().out
-        # Sentences of equal cosines may be found in another order.
-        assert [line[:8] for line in found.splitlines()] == [line[:8] for line in wanted.splitlines()]
-        if kind == "flat":
-            assert found == wanted
     for path in planted:
         Path(path).unlink()
     assert main(["neighbors", model, "--index", out, *words, "-k", "3"]) == 0
-    assert capsys.readouterr().out == found
+    found = capsys.readouterr().out
+    # Sentences of equal cosines may be found in another order.
+    assert [line[:8] for line in found.splitlines()] == [line[:8] for line in wanted.splitlines()]
+    if kind == "flat":
+        assert found == wanted
 
 
 def test_what_mine_writes_is_trained_on(model, planted, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Images and captions: maps, ranks, chance, and the protocol from files; nearest rows and analogies."""
+"""Images and captions: maps, ranks, chance, and the protocol from files."""
 
 import gzip
 import io
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation import analogies, fit_maps, nearest_rows, retrieval
+from fastqt.sentences.evaluation import fit_maps, retrieval
 from fastqt.sentences.evaluation.captions import (
     Caption,
     MapOptions,
@@ -21,7 +21,6 @@ from fastqt.sentences.evaluation.captions import (
     split_by_share,
 )
 from fastqt.sentences.evaluation.retrieval import Pairs, chance
-from fastqt.sentences.inference import best
 from tests.shared.novels import novel
 from tests.shared.tolerances import FLOAT32
 
@@ -95,36 +94,6 @@ def test_owners_that_do_not_fit_are_refused():
     for wrong in (owners[1:], owners + 1, owners - 1):
         with pytest.raises(ValueError, match="owners: want one of 10 images for each of 30 captions, got "):
             fit_maps(x, y, wrong)
-
-
-@pytest.mark.parametrize("k", [1, 4, 100])
-def test_nearest_rows_agree_with_a_search_of_the_whole_matrix(k, monkeypatch):
-    monkeypatch.setattr(best, "ROWS", 7)
-    generator = np.random.default_rng(0)
-    queries, pool = generator.standard_normal((3, 6)), generator.standard_normal((40, 6))
-    pool[31] = 2 * pool[5]  # at the same cosine, so the earlier row comes first
-    cosines = (queries @ pool.T) / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(pool, axis=1)
-    rows, found = nearest_rows(queries, pool, k)
-    assert rows.shape == (3, min(k, 40))
-    np.testing.assert_allclose(found, -np.sort(-cosines, axis=1)[:, :k], atol=FLOAT32)
-    np.testing.assert_allclose(np.take_along_axis(cosines, rows, axis=1), found, atol=FLOAT32)
-    tied, _ = nearest_rows(pool[[5]], pool, 2)
-    assert tied.tolist() == [[5, 31]]
-
-
-def test_analogies_do_not_exclude_the_question():
-    pool = np.array([[1.0, 0, 0], [0, 1, 0], [1, 0, 5], [0, 1, 5]])
-    rows, cosines = analogies(pool[[0]], pool[[1]], pool[[2]], pool)
-    assert rows.tolist() == [[3]]
-    assert cosines[0, 0] == pytest.approx(1)
-    same, _ = analogies(pool[[0]], pool[[0]], pool[[2]], pool)
-    assert same.tolist() == [[2]]
-
-
-def test_an_empty_pool_and_k_0_are_refused():
-    for pool, k in ((np.ones((3, 2)), 0), (np.ones((0, 2)), 1)):
-        with pytest.raises(ValueError, match="k: want "):
-            nearest_rows(np.ones((1, 2)), pool, k)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation import Cache, evaluate, judged, ranking_metrics
+from fastqt.sentences.evaluation import evaluate, judged, ranking_metrics
 from fastqt.sentences.evaluation.judged import read_judged
 from fastqt.sentences.evaluation.vectors import embed
 
@@ -122,11 +122,10 @@ def test_compressed_files_and_a_set_beside_other_tasks(folder, tmp_path):
         path.unlink()
     (folder.parent / "MR").mkdir()
     (folder.parent / "MR" / "all.tsv").write_text("".join(f"{n % 2}\ta cat {n % 2}\n" for n in range(40)))
-    cache = Cache(tmp_path / "cache", "words")
-    both = evaluate(words, folder.parent, grid=(1.0,), progress=False, cache=cache)
+    both = evaluate(words, folder.parent, grid=(1.0,), progress=False)
     assert list(both.tasks) == ["MR", "pets"]
     assert both.tasks["pets"] == plain.tasks["pets"]
-    assert evaluate(None, folder, progress=False, cache=cache).tasks == plain.tasks
+    assert evaluate(words, folder, progress=False).tasks == plain.tasks
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""All tasks on small files with planted classes and scores: reading, encoding, caching, results, errors."""
+"""All tasks on small files with planted classes and scores: reading, encoding, results, errors."""
 
-import contextlib
 import gzip
 import json
 import lzma
@@ -13,10 +12,9 @@ from scipy import stats
 
 import fastqt.sentences.evaluation
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation import SENTEVAL_GRID, Cache, evaluate
-from fastqt.sentences.evaluation import vectors as vectors_module
+from fastqt.sentences.evaluation import SENTEVAL_GRID, evaluate
 from fastqt.sentences.evaluation.data import read_pairs
-from fastqt.sentences.evaluation.tasks import sources
+from fastqt.sentences.evaluation.tasks import Similar, sources
 from fastqt.sentences.options.evaluation import EvaluationOptions as Options
 from tests.shared.planted_tasks import BagOfWords, write, write_tasks
 
@@ -82,50 +80,6 @@ def test_options_change_their_tasks(data):
     assert other.tasks["ALIGN"]["uniformity"] == pytest.approx(np.log((2 + 4 * np.exp(-2)) / 6))
     assert set(other.tasks["MR"]["C"]) <= set(SENTEVAL_GRID)
     assert other.settings["seed"] == 1
-
-
-def test_per_task_is_applied_to_each_task_separately(data):
-    class Centred(BagOfWords):
-        seen = ()
-
-        def per_task(self, vectors):
-            self.seen = (*self.seen, len(vectors))
-            return vectors - vectors.mean(axis=0)
-
-    encode = Centred()
-    results = evaluate(encode, data, ["STS12", "STS14"])
-    assert sum(encode.seen) >= results.sentences
-    assert max(encode.seen) < results.sentences
-    assert results.tasks["STS12"] != evaluate(BagOfWords(), data, ["STS12"]).tasks["STS12"]
-
-
-def test_vectors_are_cached(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(vectors_module, "BATCH", 100)
-    cache, encode = Cache(tmp_path / "cache" / "of", "key"), BagOfWords()
-    first = evaluate(encode, data, ["STS12", "MR"], grid=GRID, cache=cache)
-    assert len(encode.batches) == 2
-    assert evaluate(None, data, ["STS12", "MR"], grid=GRID, cache=cache).tasks == first.tasks
-    encode = BagOfWords()
-    more = evaluate(encode, data, ["STS12", "STS14"], cache=cache)
-    assert more.tasks["STS12"] == first.tasks["STS12"]
-    assert more.sentences == evaluate(BagOfWords(), data, ["STS12", "STS14"]).sentences
-    asked = {text for batch in encode.batches for text in batch}
-    assert 0 < len(asked) <= 90
-    assert [path.name for path in cache.directory.iterdir()] == ["key.safetensors"]
-    path = cache.directory / "key.safetensors"
-    whole = path.read_bytes()
-    # A damaged cache never gives other vectors: it is refused, or the damage is in what nobody reads.
-    for place in range(0, len(whole), len(whole) // 50):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with contextlib.suppress(InputError):
-            assert evaluate(None, data, ["STS12"], cache=cache).tasks["STS12"] == first.tasks["STS12"]
-    path.write_bytes(whole[:-100])
-    with pytest.raises(InputError, match=r"key\.safetensors .*damaged.*remove this file"):
-        evaluate(None, data, ["STS14"], cache=cache)
-    path.unlink()
-    vectors_module.embed(lambda texts: np.ones((len(texts), 3)), ["a"], cache=cache)
-    with pytest.raises(InputError, match=r"encode or .*\.safetensors: want vectors of one width, got 2, 3"):
-        vectors_module.embed(lambda texts: np.ones((len(texts), 2)), ["a", "b"], cache=cache)
 
 
 def test_results_as_table_and_file(data, tmp_path):
@@ -269,23 +223,22 @@ def test_a_damaged_file_costs_no_other_task_its_results(data, tmp_path, task, na
     assert kept[-1] == results
 
 
-def test_results_are_given_after_each_task_whatever_comes_of_it(data):
-    class Failing(BagOfWords):
-        def per_task(self, vectors):
-            if self.fails.pop(0):
-                raise ZeroDivisionError("of the encoder")
-            return vectors
+def test_results_are_given_after_each_task_whatever_comes_of_it(data, monkeypatch):
+    kept, fails, evaluate_task = [], [False, True, False, True], Similar.evaluate
 
-    encode, kept = Failing(), []
-    encode.fails = [False, True, False]
-    results = evaluate(encode, data, ["STS12", "STS14", "STSB"], after_task=kept.append)
-    assert results.failed == {"STS14": "ZeroDivisionError: of the encoder"}
+    def failing(*arguments):
+        if fails.pop(0):
+            raise ZeroDivisionError("of the task")
+        return evaluate_task(*arguments)
+
+    monkeypatch.setattr(Similar, "evaluate", failing)
+    results = evaluate(BagOfWords(), data, ["STS12", "STS14", "STSB"], after_task=kept.append)
+    assert results.failed == {"STS14": "ZeroDivisionError: of the task"}
     assert [each.unfinished for each in kept] == [("STS14", "STSB"), ("STSB",), ()]
     assert list(kept[-1].tasks) == ["STS12", "STSB"]
-    assert results.table().endswith("\nSTS14: failed: ZeroDivisionError: of the encoder")
-    encode.fails = [True]
-    with pytest.raises(InputError, match="STS12: ZeroDivisionError: of the encoder"):
-        evaluate(encode, data, ["STS12"])
+    assert results.table().endswith("\nSTS14: failed: ZeroDivisionError: of the task")
+    with pytest.raises(InputError, match="STS12: ZeroDivisionError: of the task"):
+        evaluate(BagOfWords(), data, ["STS12"])
 
 
 def test_subsets_without_a_correlation_are_told(data):

@@ -13,9 +13,9 @@ from fastqt.errors import InputError
 from fastqt.nn.gloss_inference import Inference
 from fastqt.sentences.cli import main
 from fastqt.sentences.evaluation import load_encoder
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import SentenceEncoder, chosen_inference, set_inference
 from fastqt.sentences.inference.interpolate import sentences_between, vectors_between
-from fastqt.sentences.inference.latents import chosen_inference, set_inference
+from fastqt.sentences.options.inference import InferenceOptions
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary, pad
@@ -236,13 +236,13 @@ def test_commands_infer_as_they_are_told(well_trained, corpus, tmp_path, capsys)
         assert printed[0] == printed[1] != printed[2]
 
 
-def test_evaluate_infers_as_it_is_told_and_caches_apart(well_trained, tmp_path, capsys):
-    """The vectors of one way to infer are not taken for those of another."""
+def test_evaluate_infers_as_it_is_told(well_trained, tmp_path, capsys):
+    """The results say by which way, as a part of the identity."""
     run, folder = str(well_trained), tmp_path / "data" / "MR"
     folder.mkdir(parents=True)
     lines = [f"{i % 2}\t{SENTENCES[i % 5]} {SENTENCES[i % 3]} {i}" for i in range(40)]
     (folder / "all.tsv").write_text("\n".join(lines) + "\n")
-    words = ["evaluate", run, "--data", str(tmp_path / "data"), "--cache", str(tmp_path / "cache")]
+    words = ["evaluate", run, "--data", str(tmp_path / "data")]
     digests = []
     for more, how in (([], None), (["--inference", "safeguarded"], Inference()), (SPECIFIED, HOW)):
         assert main([*words, *more, "--json", str(tmp_path / "out.json")]) == 0
@@ -255,15 +255,19 @@ def test_evaluate_infers_as_it_is_told_and_caches_apart(well_trained, tmp_path, 
     np.testing.assert_array_equal(encoder.encode(SENTENCES), vectors(run, HOW))
 
 
+def chosen(inference, steps, learning_rate):
+    return chosen_inference(InferenceOptions(inference, steps, learning_rate))
+
+
 def test_options_of_inference(other, corpus, tmp_path, capsys):
-    assert chosen_inference(None, None, None) is None
-    assert chosen_inference("specified", 7, 0.5) == HOW
-    assert chosen_inference(None, 9, None) == Inference(steps=9)
-    assert chosen_inference("specified", None, None) == Inference(250, 1.0, False)
+    assert chosen(None, None, None) is None
+    assert chosen("specified", 7, 0.5) == HOW
+    assert chosen(None, 9, None) == Inference(steps=9)
+    assert chosen("specified", None, None) == Inference(250, 1.0, False)
     with pytest.raises(InputError, match="inference_steps: want at least 0, got -1"):
-        chosen_inference(None, -1, None)
-    with pytest.raises(InputError, match=r"inference_learning_rate: want a positive number, got 0\.0"):
-        chosen_inference("specified", None, 0.0)
+        chosen(None, -1, None)
+    with pytest.raises(InputError, match=r"inference_learning_rate: want more than 0, got 0\.0"):
+        chosen("specified", None, 0.0)
     with pytest.raises(InputError, match="inference: want a trained model, got word-vectors:x"):
         load_encoder("word-vectors:x", inference=HOW)
     message = error_line(

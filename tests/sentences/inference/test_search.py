@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation import SIF, WordVectors
+from fastqt.sentences.evaluation import WordVectors
 from fastqt.sentences.inference import embed
-from fastqt.sentences.inference.analogy import answers
 from fastqt.sentences.inference.embed import write_vectors
-from fastqt.sentences.inference.search import nearest
+from fastqt.sentences.inference.search import answers, nearest
 from fastqt.sentences.text import Vocabulary, reader
 from tests.shared.sentence_vectors import lines, normalized_halves, vectors
 from tests.shared.tokenizer_files import TOKENIZERS
@@ -197,7 +196,6 @@ def test_one_text_has_one_vector_and_no_text_none(encoder):
     words = WordVectors(["good", "film"], np.eye(2))
     assert words("A good film").tolist() == [0.5, 0.5]
     assert words([]).shape == (0, 2)
-    assert SIF(["a"], np.eye(1), np.array([1])).encode([]).shape == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def test_an_index(tmp_path, kind):
     queries = encoder.matrix / np.linalg.norm(encoder.matrix, axis=1, keepdims=True)
     blocks = [(queries[n : n + 4], 5, efforts[n % 4]) for n in range(200)]
     one = Index(tmp_path / "x.index")
-    wanted = [one.search_vectors(*block) for block in blocks]
+    wanted = [one.searcher.search(*block) for block in blocks]
     index = Index(tmp_path / "x.index")
-    found = in_threads([partial(index.search_vectors, *block) for block in blocks])
+    found = in_threads([partial(index.searcher.search, *block) for block in blocks])
     np.testing.assert_array_equal([rows for _, rows in found], [rows for _, rows in wanted])
     np.testing.assert_allclose([each for each, _ in found], [each for each, _ in wanted], atol=1e-6)
 

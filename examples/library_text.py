@@ -1,4 +1,4 @@
-"""The text of the demonstration: the prose in the docstrings of Python's library, NumPy and PyTorch."""
+"""A text that every machine has: the prose in the docstrings of Python's library, NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy
 import torch
 
-from fastqt.errors import InputError
-
 DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 PARAGRAPH_END = re.compile(r"\n\s*\n")
 # Folders of code that is not a package's own, or that was written to test it.
@@ -19,7 +17,6 @@ OTHERS = {"site-packages", "dist-packages", "test", "tests", "testing", "_vendor
 PROSE = re.compile(r"""[A-Z("'].*[.:?!)]""", re.DOTALL)
 NOT_PROSE = re.compile(r"::=|>>>|->|\.\.\. |\+--|==|\|")
 SENTENCE_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.?!])\s+(?=[A-Z\"'(])")
-LEAST = 1000  # sentences
 
 
 def folders() -> tuple[Path, ...]:
@@ -31,8 +28,7 @@ def folders() -> tuple[Path, ...]:
 def read_library(roots: Sequence[Path]) -> list[list[str]]:
     """The prose of docstrings in folders of Python sources: of each module that has some, its sentences.
 
-    Paragraphs that are repeated are left out. Fewer than `LEAST` sentences, as where Python has no sources,
-    are refused.
+    Paragraphs that are repeated are left out.
     """
     documents: list[list[str]] = []
     seen: set[str] = set()
@@ -45,11 +41,6 @@ def read_library(roots: Sequence[Path]) -> list[list[str]]:
                     sentences += SENTENCE_END.split(prose)
         if sentences:
             documents.append(sentences)
-    if (count := sum(map(len, documents))) < LEAST:
-        raise InputError(
-            f"demo: want at least {LEAST:,} sentences of docstrings under {', '.join(map(str, roots))}, "
-            f"got {count:,}: this Python has no sources. Train on a text of your own: fastqt train"
-        )
     return documents
 
 

@@ -1,1 +1,0 @@
-"""Commands beside training: a demonstration, a benchmark and plots."""
