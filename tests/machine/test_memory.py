@@ -1,6 +1,5 @@
-"""The memory of a process and of a computation, and the trace of a training's steps."""
+"""The memory of a process and of a computation."""
 
-import json
 import os
 import platform
 import re
@@ -10,15 +9,11 @@ import sys
 import pytest
 import torch
 
-from fastqt.errors import InputError
 from fastqt.machine import memory
 from fastqt.machine import memory as process_memory
 from fastqt.machine.memory import MALLOC_VARIABLES, MIB, growth_of_process
 from fastqt.sentences import cli
-from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.train import train
-from fastqt.sentences.train.profiling import peak_memory
-from tests.shared.trainings import assert_same_run, stopping
+from fastqt.sentences.train.clock import peak_memory
 
 ONE_MIB = MIB // 4  # numbers in float32
 PEAK_OF_WORK = """
@@ -106,54 +101,3 @@ def test_the_peak_of_memory_grows_with_what_is_allocated():
     torch.ones(16 * MIB)  # of four bytes each
     assert process_memory.peak_bytes() - before > 48 * MIB
     assert re.fullmatch(r"peak memory: [\d,]+ MiB of the process", peak_memory(torch.device("cpu")))
-
-
-SMALL = {"word_dim": 6, "batch_size": 20, "context_size": 2, "keep_checkpoint": True}
-
-
-def steps_in(path):
-    """How many steps a trace has, in which each part of a step is named."""
-    names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"]]
-    assert {"data", "gradients", "optimiser"} <= set(names)
-    return names.count("gradients")
-
-
-def test_a_trace_has_five_steps_after_ten_and_changes_nothing(planted, tmp_path, capsys):
-    config = TrainConfig((planted[0],), **SMALL)
-    train(config, tmp_path / "plain")
-    train(config, tmp_path / "run", profile=str(tmp_path / "trace.json"))
-    assert steps_in(tmp_path / "trace.json") == 5
-    assert f"{tmp_path}/trace.json: trace of steps 11 to 15 for ui.perfetto.dev" in capsys.readouterr().err
-    assert_same_run(tmp_path / "run", tmp_path / "plain")
-
-
-def test_a_short_training_is_traced_as_far_as_it_goes(planted, tmp_path, capsys):
-    for number in (3, 7):
-        trace = tmp_path / f"{number}.json"
-        train(TrainConfig((planted[0],), steps=number, **SMALL), tmp_path / str(number), profile=str(trace))
-        assert steps_in(trace) == min(number, 5)
-    assert "7.json: trace of steps 3 to 7" in capsys.readouterr().err
-    config = TrainConfig((planted[0],), steps=9, **SMALL)
-    train(config, tmp_path / "3", resume=True, profile=str(tmp_path / "9.json"))
-    assert "9.json: trace of steps 5 to 9" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("stop", "traced"), [(4, None), (12, 2)])
-def test_a_training_that_is_stopped_keeps_what_was_traced(planted, tmp_path, capsys, stop, traced):
-    trace, config = tmp_path / "trace.json", TrainConfig((planted[0],), **SMALL)
-    outcome = train(config, tmp_path / "run", display=stopping(stop), profile=str(trace))
-    assert outcome.step == stop
-    if traced is None:
-        assert not trace.exists()
-        assert "not written, because the training ended before step 11" in capsys.readouterr().err
-    else:
-        assert steps_in(trace) == traced
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_a_trace_that_cannot_be_written_is_refused_before_the_training(planted, tmp_path):
-    config = TrainConfig((planted[0],), **SMALL)
-    for name, message in (("t.txt", r"t\.txt: want a name that ends in "), ("no/t.json", "cannot write")):
-        with pytest.raises(InputError, match=message):
-            train(config, tmp_path / "run", profile=str(tmp_path / name))
-    assert not (tmp_path / "run").exists()

@@ -26,7 +26,6 @@ from fastqt.sentences.errors import OtherRankError
 # the new tables of an optimiser do not cost a page fault every 4 KiB. A value that the user has set is kept.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-OUTPUTS = ("json", "profile")  # options that name a file to write, beside --out, which each command checks
 ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # in a RuntimeError of torch
 
 
@@ -80,17 +79,15 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _check_outputs(options: dict[str, Any]) -> None:
-    """Checks that no file which a command writes is one that another of its options names."""
-    outputs = {name: options[name] for name in OUTPUTS if os.path.isfile(options.get(name) or "")}
-    if not outputs:
+    """Checks that the file of --json is none that another option names; each command checks its --out."""
+    if not os.path.isfile(path := options.get("json") or ""):
         return
 
     from fastqt.sentences.runs.run_files import check_is_not_read
 
-    for output, path in outputs.items():
-        words: list[str] = []
-        for name, value in options.items():
-            if name != output and isinstance(value, (str, tuple)):
-                words += [value] if isinstance(value, str) else map(str, value)
-        # A model may be written as word-vectors:FILE or sif:FILE,COUNTS.
-        check_is_not_read(path, [part for word in words for part in (word, *re.split("[:,]", word)) if part])
+    words: list[str] = []
+    for name, value in options.items():
+        if name != "json" and isinstance(value, (str, tuple)):
+            words += [value] if isinstance(value, str) else map(str, value)
+    # A model may be written as word-vectors:FILE or sif:FILE,COUNTS.
+    check_is_not_read(path, [part for word in words for part in (word, *re.split("[:,]", word)) if part])

@@ -17,9 +17,8 @@ from fastqt.sentences.evaluation.retrieval import Pairs, Retrieval, chance, fit_
 from fastqt.sentences.evaluation.suite import Results
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed
 from fastqt.sentences.options.evaluation import MapOptions
-from fastqt.sentences.text.arrays import map_rows
-from fastqt.sentences.text.limits import check_bytes
-from fastqt.sentences.text.reader import read_lines
+from fastqt.sentences.text.reader import check_bytes, read_lines
+from fastqt.sentences.text.vectors import map_rows
 
 PARTS = ("train", "dev", "test")
 IMAGE = re.compile(r" *[0-9]{1,18}")  # the number of an image

@@ -143,21 +143,8 @@ def cross_validated(
 ) -> Chosen:
     """Chooses C by cross-validation, and trains a classifier on all rows with it.
 
-    Args:
-        features, labels, grid, folds, seed: as of `nested_cross_validation`.
-
-    Returns:
-        The classifier, its C and the mean accuracy of the folds at that C; among equal ones, the smallest C.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import cross_validated
-        >>> draw = np.random.default_rng(0)
-        >>> labels = np.arange(40) % 2
-        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
-        >>> chosen = cross_validated(features, labels, grid=[1.0, 2.0], folds=4)
-        >>> chosen.C, chosen.score, chosen.log_probs(features).shape
-        (1.0, 1.0, (40, 2))
+    Arguments are as of `nested_cross_validation`. The score is the mean accuracy of the folds; among equal
+    ones, the smallest C is chosen.
     """
     held_out = split(labels, folds, seed)
     train = np.concatenate([~held_out, np.ones((1, len(labels)), dtype=bool)])
@@ -179,28 +166,10 @@ def held_out_validated(
     *,
     grid: Sequence[float] = PAPER_GRID,
 ) -> Chosen:
-    """Trains a classifier on all rows, with the C that scores best on held-out rows.
+    """Trains a classifier on all rows, with the C that scores best on held-out rows, or the smallest of them.
 
-    Args:
-        features, grid: as of `nested_cross_validation`.
-        targets: (n, classes) shares of each class; rows sum to 1.
-        validation: (m, d) features of the held-out rows.
-        score: maps their log-probabilities (m, classes) to a score; higher is better.
-
-    Returns:
-        The classifier, its C and its score; among equal ones, the smallest C.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import held_out_validated
-        >>> draw = np.random.default_rng(0)
-        >>> labels = np.arange(40) % 2
-        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
-        >>> def accuracy(log_probs):  # of the last ten rows
-        ...     return float((log_probs.argmax(1) == labels[30:]).mean())
-        >>> targets = np.eye(2)[labels[:30]]
-        >>> held_out_validated(features[:30], targets, features[30:], accuracy, grid=[1.0, 2.0]).score
-        1.0
+    Targets are shares of each class, and `score` maps log-probabilities (m, classes) to a score, the higher
+    the better.
     """
     all_rows = np.ones((1, len(features)), dtype=bool)
     best: Chosen | None = None
@@ -234,20 +203,7 @@ def _hits(log_probs: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray
 
 
 def pair_features(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The features [|u − v|, u ∘ v] of pairs of sentences.
-
-    Args:
-        u, v: (n, d) vectors of the first and of the second sentences.
-
-    Returns:
-        (n, 2d).
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import pair_features
-        >>> pair_features(np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]])).tolist()
-        [[2.0, 1.0, 3.0, 2.0]]
-    """
+    """The features [|u − v|, u ∘ v], (n, 2d), of pairs of sentences."""
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.text.limits import table_lines
+from fastqt.sentences.text.reader import table_lines
 
 SUFFIXES = (".tsv.xz", ".tsv.gz", ".tsv")
 

@@ -19,7 +19,7 @@ from fastqt.sentences.evaluation.ranking import DEPTH, Groups, figures_of, group
 from fastqt.sentences.evaluation.vectors import Vectors
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.json_text import field, parse_object
-from fastqt.sentences.text.limits import table_lines
+from fastqt.sentences.text.reader import table_lines
 
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels/test"  # files without their suffixes
 COMPRESSED = ("", ".gz", ".xz")

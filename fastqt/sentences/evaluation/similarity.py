@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,14 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from fastqt.errors import InputError
 from fastqt.sentences import metrics
 from fastqt.sentences.evaluation.classification import held_out_validated, pair_features
+from fastqt.sentences.evaluation.data import read_pairs
 from fastqt.sentences.options.evaluation import PAPER_GRID
 
 DECIMALS = 6
+POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
 
 
 class Correlation(NamedTuple):
@@ -26,39 +30,14 @@ class Correlation(NamedTuple):
 
 
 def cosines(u: NDArray[np.floating], v: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The cosine of each pair of rows, rounded to six decimals.
-
-    Args:
-        u, v: (n, d).
-
-    Returns:
-        (n,); 0 for a pair with a row of zeros.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import cosines
-        >>> cosines(np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[2.0, 0.0], [0.0, 3.0]])).tolist()
-        [1.0, 0.707107]
-    """
+    """The cosine of each pair of rows, (n,), rounded to six decimals; 0 for a pair with a row of zeros."""
     # The digits after the sixth are rounding errors of float32 vectors. They would give equal cosines
     # different ranks.
     return np.asarray((_unit(u) * _unit(v)).sum(axis=1).round(DECIMALS))
 
 
 def correlate(scores: NDArray[np.floating], gold: NDArray[np.floating]) -> Correlation:
-    """Pearson's and Spearman's correlation coefficients.
-
-    Args:
-        scores: (n,) scores of the pairs.
-        gold: (n,) gold scores.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import correlate
-        >>> found = correlate(np.array([0.1, 0.5, 0.9]), np.array([1.0, 2.0, 5.0]))
-        >>> round(found.pearson, 4), round(found.spearman, 4)
-        (0.9608, 1.0)
-    """
+    """Pearson's and Spearman's correlation coefficients of scores and gold scores, (n,) each."""
     if why_undefined(scores, gold):
         return Correlation(math.nan, math.nan)
     return Correlation(float(stats.pearsonr(scores, gold)[0]), float(stats.spearmanr(scores, gold)[0]))
@@ -87,20 +66,7 @@ class SubsetCorrelations(NamedTuple):
 def correlate_subsets(
     scores: NDArray[np.floating], gold: NDArray[np.floating], subset: NDArray[np.str_]
 ) -> SubsetCorrelations:
-    """The correlations of a task that consists of subsets, and their three aggregates.
-
-    Args:
-        scores, gold: as of `correlate`.
-        subset: (n,) the name of each pair's subset.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import correlate_subsets
-        >>> scores, gold = np.array([0.1, 0.5, 0.9, 0.2, 0.4]), np.array([1.0, 2.0, 5.0, 1.0, 3.0])
-        >>> found = correlate_subsets(scores, gold, np.array(["news", "news", "news", "forum", "forum"]))
-        >>> sorted(found.subsets)
-        ['forum', 'news']
-    """
+    """The correlations of a task that consists of subsets, (n,) by name, and their three aggregates."""
     names = sorted(set(subset.tolist()))
     each = {name: correlate(scores[subset == name], gold[subset == name]) for name in names}
     pairs = {name: int((subset == name).sum()) for name in names}
@@ -115,25 +81,9 @@ def correlate_subsets(
 
 
 def floor_split(scores: NDArray[np.floating], classes: int = 5) -> NDArray[np.float64]:
-    """Turns scores into distributions over the classes 1 … `classes` that have the scores as their means.
+    """Turns scores (n,) into distributions (n, classes) over 1 … `classes` with the scores as their means.
 
     Class ⌊y⌋ has the probability 1 − (y − ⌊y⌋), and the next class has the rest.
-
-    Args:
-        scores: (n,) in [1, classes].
-        classes: number of classes.
-
-    Returns:
-        (n, classes).
-
-    Raises:
-        ValueError: a score is outside [1, classes].
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import floor_split
-        >>> floor_split(np.array([3.25, 5.0])).tolist()
-        [[0.0, 0.0, 0.75, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]
 
     Source: Tai et al. (2015), section 4.2.
     """
@@ -165,26 +115,8 @@ def relatedness(
     """Predicts the relatedness of pairs by a classifier over the scores 1 … `classes`.
 
     The classifier learns the distributions of `floor_split`; the prediction is the mean of its probabilities.
-
-    Args:
-        train: vectors u (n, d) and v (n, d) of the training pairs, and scores (n,) in [1, classes].
-        dev: the same for the development pairs.
-        test: the same for the test pairs.
-        grid: values of C, ascending. The one with the highest Pearson coefficient on `dev` is chosen.
-        classes: the highest score.
-
-    Returns:
-        The correlations, the error and the predictions on `test`, and the chosen C.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import relatedness
-        >>> draw = np.random.default_rng(0)
-        >>> def pairs(n):  # vectors of both sentences, and scores from 1 to 5
-        ...     return draw.normal(size=(n, 4)), draw.normal(size=(n, 4)), draw.uniform(1, 5, n)
-        >>> found = relatedness(pairs(40), pairs(20), pairs(20), grid=[1.0])
-        >>> found.predictions.shape, -1 <= found.pearson <= 1
-        ((20,), True)
+    Each part has vectors u (n, d) and v (n, d) of its pairs, and scores (n,) in [1, classes]. The C is that
+    with the highest Pearson coefficient on `dev`.
 
     Source: Tai et al. (2015), section 4.2.
     """
@@ -246,3 +178,36 @@ def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
     vectors = np.asarray(vectors, dtype=np.float64)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(norms > 0, norms, 1)
+
+
+class DevelopmentPairs:
+    """Pairs of sentences with a gold score of their similarity, such as STS-B's dev.tsv.
+
+    The file has tab-separated columns: genre, score from 0 to 5, first and second sentence. It may be
+    compressed as .xz or .gz.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.pairs = read_pairs(Path(path), gold=1, first=2)
+        gold = self.pairs.gold
+        if len(gold) < 2 or np.ptp(gold) == 0:
+            raise InputError(
+                f"{path}: want pairs of different scores, with which cosines have a correlation; got "
+                f"{len(gold):,} of {gold[0]:g}"
+            )
+
+    def evaluate(self, encode: Callable[[list[str]], NDArray[np.float32]]) -> dict[str, float]:
+        """Evaluates a function from n sentences to vectors (n, d) on the pairs.
+
+        dev_spearman is Spearman's coefficient of the cosines and the gold scores, and NaN where all cosines
+        are equal; dev_alignment is that of the pairs with a high score, if there are any, and dev_uniformity
+        that of all sentences.
+        """
+        vectors = encode(self.pairs.first + self.pairs.second)
+        u, v = np.split(vectors, 2)
+        positive = self.pairs.gold > POSITIVE_SCORE
+        return {
+            "dev_spearman": correlate(cosines(u, v), self.pairs.gold).spearman,
+            **({"dev_alignment": alignment(u[positive], v[positive])} if positive.any() else {}),
+            "dev_uniformity": uniformity(vectors),
+        }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import torch
 from tqdm import tqdm
 
 from fastqt._version import __version__
-from fastqt.errors import InputError
+from fastqt.errors import InputError, one_line
+from fastqt.sentences.evaluation.data import find
+from fastqt.sentences.evaluation.judged import judged_sets, read_judged
 from fastqt.sentences.evaluation.prompts import PromptedEncode
-from fastqt.sentences.evaluation.reading import read_tasks, reason_of
-from fastqt.sentences.evaluation.tasks import Task
+from fastqt.sentences.evaluation.tasks import Source, Task, sources
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed, say
 from fastqt.sentences.json_text import to_json
 from fastqt.sentences.options.evaluation import PAPER_GRID, EvaluationOptions, SSTTraining
@@ -248,3 +250,58 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def read_tasks(
+    data: Path, names: Sequence[str] | None, options: EvaluationOptions
+) -> tuple[dict[str, Task], dict[str, str]]:
+    """Reads tasks by name, each from a folder of the directory `data`; None means all that have a file there.
+
+    Returns the tasks, and the reason of each one whose files are missing, damaged or of no use. A folder with
+    a corpus.jsonl is a retrieval set, whose name is the folder's. `data` itself may be one. `options` decides
+    which variant of a task's files is read.
+    """
+    if not data.is_dir():
+        raise InputError(f"data: {data} is not a directory")
+    all_sources = sources(options)
+    available: dict[str, Callable[[], Task]] = {
+        name: partial(_read, data, source)
+        for name, source in all_sources.items()
+        if find(data, *source.files)
+    }
+    available |= {name: partial(read_judged, folder) for name, folder in judged_sets(data).items()}
+    if not available:
+        raise InputError(
+            f"data: {data} holds none of the tasks {', '.join(all_sources)}, and no retrieval set, which is "
+            "a folder with a corpus.jsonl"
+        )
+
+    chosen = list(available) if names is None else list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in {**all_sources, **available}:
+            known = ", ".join({**all_sources, **available})
+            raise InputError(f"tasks: want some of {known}, got {name!r}")
+        if name not in available:
+            files = " and ".join(f"{file}.tsv.xz" for file in all_sources[name].files)
+            raise InputError(f"tasks: {name} needs {files} in {data}, which holds {', '.join(available)}")
+
+    tasks, failed = {}, {}
+    for name in chosen:
+        try:
+            tasks[name] = available[name]()
+            tasks[name].check(options)
+        except Exception as error:  # whatever it is, the other tasks can be evaluated
+            tasks.pop(name, None)
+            failed[name] = reason_of(error)
+    return tasks, failed
+
+
+def reason_of(error: Exception) -> str:
+    """Why a task has failed, in words; an error that is not about its files has its kind in front."""
+    return one_line(error if isinstance(error, InputError) else f"{type(error).__name__}: {error}")
+
+
+def _read(data: Path, source: Source) -> Task:
+    if missing := [name for name in source.files if not find(data, name)]:
+        raise InputError(f"no such file: {' or '.join(f'{data / name}.tsv.xz' for name in missing)}")
+    return source.read(*find(data, *source.files))

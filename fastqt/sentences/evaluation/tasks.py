@@ -26,6 +26,7 @@ from fastqt.sentences.evaluation.classification import (
 from fastqt.sentences.evaluation.data import LabelledTexts, Pairs, read_labelled, read_pairs
 from fastqt.sentences.evaluation.logistic import one_hot
 from fastqt.sentences.evaluation.similarity import (
+    POSITIVE_SCORE,
     alignment,
     correlate_subsets,
     cosines,
@@ -37,7 +38,6 @@ from fastqt.sentences.evaluation.vectors import Vectors
 from fastqt.sentences.options.evaluation import EvaluationOptions
 
 RELATED_SCORES = 5  # those of SICK are from 1 to this
-POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment
 
 
 class Task(Protocol):

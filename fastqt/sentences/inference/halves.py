@@ -1,15 +1,17 @@
-"""The encoders whose vectors, beside each other, are the sentence vectors of a model."""
+"""The encoders whose vectors, beside each other, are those of a model, and the token ids that they take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.errors import InputError
 from fastqt.nn import CombinedQuickThoughts, Encoder, QuickThoughts
+from fastqt.sentences.text import Encoded, Lexicon, pad
 
 
 def halves_of(model: nn.Module) -> dict[str, Encoder]:
@@ -45,3 +47,17 @@ def vectors_of(halves: Sequence[Encoder], tokens: Tensor, lengths: Tensor, *, no
     """
     vectors = [encoder(tokens, lengths) for encoder in halves]
     return torch.cat([F.normalize(half, dim=1) if normalize else half for half in vectors], dim=1)
+
+
+def tokens_of(lexicon: Lexicon, texts: Sequence[str], prompt: str = "") -> tuple[Tensor, Tensor]:
+    """Token ids (B, L), padded, of at least one text, and their lengths (B,), int64.
+
+    The prompt is put in front of each text. The length of a blank text is 0, so that its vector is zero. A
+    vocabulary alone would give it a token.
+    """
+    stripped = [text.strip() for text in texts]
+    has_words = np.array([bool(text) for text in stripped])
+    ids, lengths = np.zeros(0, dtype=np.int64), np.zeros(len(texts), dtype=np.int64)
+    if has_words.any():
+        ids, lengths[has_words] = lexicon.encode([prompt + text for text in stripped if text])
+    return pad(Encoded(ids, lengths))

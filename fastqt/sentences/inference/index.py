@@ -33,7 +33,7 @@ from fastqt.sentences.options.inference import IndexOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks
-from fastqt.sentences.text.limits import check_bytes
+from fastqt.sentences.text.reader import check_bytes
 
 ENDING = ".index"
 END = struct.Struct("<QI8s")

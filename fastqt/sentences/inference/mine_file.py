@@ -14,9 +14,8 @@ from fastqt.sentences.options.inference import MineOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.run_files import check_is_not_read
 from fastqt.sentences.text import read_blocks
-from fastqt.sentences.text.limits import check_bytes
-from fastqt.sentences.text.reader import check_stdin_once
-from fastqt.sentences.text.triplets import read_triplets
+from fastqt.sentences.text.corpus import read_triplets
+from fastqt.sentences.text.reader import check_bytes, check_stdin_once
 
 ENDING = ".tsv"
 Format: TypeAlias = Literal["triplets", "tuples"]
@@ -54,7 +53,7 @@ def mine_pairs(
     Args:
         encoder: the model whose cosines are compared.
         pairs: .tsv files whose lines are a query, a tab and its positive, see
-            `fastqt.sentences.text.triplets.read_triplets`. A query may stand in several lines.
+            `fastqt.sentences.text.corpus.read_triplets`. A query may stand in several lines.
         corpus: text files of further documents, as of `fastqt.sentences.text.read_blocks`; may be empty.
         out: the file to write, whose name ends in .tsv.
         options: which candidates become negatives.

@@ -16,8 +16,7 @@ from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
 from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.halves import halves_of, vectors_of
-from fastqt.sentences.inference.texts import tokens_of
+from fastqt.sentences.inference.halves import halves_of, tokens_of, vectors_of
 from fastqt.sentences.json_text import field, read_object
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, save_model, write_text
 from fastqt.sentences.runs.config import LARGEST_FILE

@@ -63,7 +63,7 @@ class QuickThoughtsKind(Kind[QuickThoughtsOptions]):
         return CombinedQuickThoughts(*models)
 
     def objective_of(self, config: QuickThoughtsOptions) -> str:
-        return "combined.CombinedObjective" if config.encoder_kind.parts else self.objective
+        return "context.CombinedObjective" if config.encoder_kind.parts else self.objective
 
     def check(self, config: QuickThoughtsOptions) -> None:
         if config.context_size >= config.batch_size:
@@ -101,7 +101,7 @@ OF_BOW = {"batch_size": 1500, "context_size": 3}
 QUICKTHOUGHTS = QuickThoughtsKind(
     "quickthoughts",
     QuickThoughtsOptions,
-    "objectives.ContextObjective",
+    "context.ContextObjective",
     of_encoder={"bow": OF_BOW, "mc-bow": OF_BOW},
     encoders=tuple(ENCODERS),
     chunks=True,
@@ -111,7 +111,7 @@ QUICKTHOUGHTS = QuickThoughtsKind(
 SKIP_THOUGHTS = SkipThoughtsKind(
     "skip-thoughts",
     ContextOptions,
-    "skip_thoughts.SkipThoughtsObjective",
+    "context.SkipThoughtsObjective",
     defaults={"encoder": "gru", "batch_size": 128, "max_length": 30, "clip": 10.0, "vocab_size": 20_000},
     encoders=("gru", "bigru"),
 )

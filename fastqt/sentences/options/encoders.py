@@ -14,7 +14,7 @@ class EncoderKind:
 
     name: str  # as --encoder has it
     encoder: str  # its class in fastqt
-    form: str  # the module in fastqt/sentences/runs/encoders and the class in it, an `EncoderForm`
+    form: str  # the module in fastqt/sentences/runs and the class in it, an `EncoderForm`
     needs: tuple[str, ...] = ()  # the settings without which it cannot be made
     bidirectional: bool = False  # whether each of two directions has half of hidden_size
     has_heads: bool = False  # whether it has attention heads, each with an equal part of word_dim
@@ -25,13 +25,13 @@ class EncoderKind:
     parts: tuple[str, ...] = ()  # of a model of several models: the encoder of each
 
 
-BOW = EncoderKind("bow", "BagOfWords", "bag_of_words.BagOfWordsForm", is_table=True)
-GRU = EncoderKind("gru", "GRUEncoder", "recurrent.GRUForm")
-LSTM = EncoderKind("lstm", "LSTMEncoder", "recurrent.LSTMForm")
+BOW = EncoderKind("bow", "BagOfWords", "encoders.BagOfWordsForm", is_table=True)
+GRU = EncoderKind("gru", "GRUEncoder", "encoders.GRUForm")
+LSTM = EncoderKind("lstm", "LSTMEncoder", "encoders.LSTMForm")
 TRANSFORMER = EncoderKind(
     "transformer",
     "Transformer",
-    "transformer.TransformerForm",
+    "encoders.TransformerForm",
     has_heads=True,
     has_states=True,
     compiles=True,
@@ -39,15 +39,15 @@ TRANSFORMER = EncoderKind(
 CHECKPOINT = EncoderKind(
     "huggingface",
     "HuggingFaceEncoder",
-    "checkpoint.CheckpointForm",
+    "checkpoint_form.CheckpointForm",
     needs=("checkpoint",),
     has_states=True,
     compiles=True,
 )
-CHANNELS = EncoderKind("mc-gru", "Combine", "channels.ChannelsForm", needs=("vectors",), channel="gru")
+CHANNELS = EncoderKind("mc-gru", "Combine", "encoders.ChannelsForm", needs=("vectors",), channel="gru")
 
-# By the name. A new encoder has its class in fastqt/nn, its form in fastqt/sentences/runs/encoders, and its
-# record here.
+# By the name. A new encoder has its class in fastqt/nn, its form in fastqt/sentences/runs, and a record
+# here.
 ENCODERS = {
     kind.name: kind
     for kind in (

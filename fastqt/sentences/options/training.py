@@ -19,7 +19,7 @@ class DataOptions:
     title: ClassVar[str] = "data"
 
     corpus: tuple[str, ...] = option(
-        help="text files, tables or folders, in this order; - is standard input", file="CORPUS", resume="move"
+        help="text files, tables or folders, in this order", file="CORPUS", resume="move"
     )
     column: str | None = option(
         None,
@@ -176,13 +176,6 @@ class OptimisationOptions:
     )
     betas: tuple[float, float] = option(
         (0.9, 0.999), "decay rates of the two moments of the optimiser", at_least=0, below=1
-    )
-    average: float | None = option(
-        None,
-        "validate and keep a moving average of the weights, in which each step multiplies the share of those "
-        "before it by X, such as 0.999",
-        at_least=0,
-        below=1,
     )
     weight_decay: float = option(
         None,

@@ -1,13 +1,11 @@
-"""The model card of a run: README.md, in the form of those on the Hugging Face Hub.
+"""The model card of an export: README.md, in the form of those on the Hugging Face Hub.
 
-It follows from the other files of the run, and has no times and no dates. A training that was resumed
-therefore writes the same card as one that was not stopped.
+It follows from the files of the run, and has no times and no dates.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,73 +15,28 @@ import torch
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.json_text import has_type, read_object
 from fastqt.sentences.options.option import options_of
 from fastqt.sentences.options.training import RunOptions
-from fastqt.sentences.runs.checkpoint import (
-    CARD,
-    CHECKPOINT,
-    EVALUATION,
-    METRICS,
-    MODEL,
-    read_progress,
-    write_text,
-)
+from fastqt.sentences.runs.checkpoint import CHECKPOINT, EVALUATION, METRICS, read_progress
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest, joined_digest
+from fastqt.sentences.runs.digests import joined_digest
 from fastqt.sentences.runs.metrics_file import best_of, is_figure, read_metrics
-from fastqt.sentences.runs.model import Model, identity_of
+from fastqt.sentences.runs.model import Model
 from fastqt.sentences.runs.progress import Progress, read_finished
-from fastqt.sentences.text.reader import STDIN
 
-STAMP = "<!-- fastqt wrote this page, and writes it anew while this stamp fits it: "  # then its CRC-32
 NO_RESULTS = ("subsets", "folds", "C", "t", "sizes")  # what evaluation.json has beside the figures of a task
 NORMALISED = "model False"  # how `fastqt evaluate` calls vectors of norm 1 in the identity that it stores
 LONGEST_CELL = 1000  # characters
 LARGEST_FILE = 1 << 26  # bytes of an evaluation.json
-
-LOADING = """\
-```python
-from fastqt.sentences.inference.encoder import SentenceEncoder
-
-encoder = SentenceEncoder.load(".")  # the directory of this page
-vectors = encoder.encode(["a sentence", "another one"])  # float32, a row for each sentence
-```
-"""
 
 
 @dataclass(frozen=True)
 class Usage:
     """How the files beside a card are loaded."""
 
-    library: str = "fastqt"  # as the Hub names libraries
-    text: str = LOADING
-
-
-def save_card(
-    directory: Path, config: TrainConfig, model: Model, progress: Progress | None, identity: str | None = None
-) -> None:
-    """Writes the card of a run, unless a README.md is there that fastqt did not write, or that was edited.
-
-    A card only tells of a run: that it cannot be written is a warning. `identity` is that of the encoder, if
-    it is known.
-    """
-    path = directory / CARD
-    with only_a_report(f"the model card {path}"):
-        if is_ours(path):
-            write_text(path, card_text(directory, config, model, progress, identity=identity))
-
-
-def is_ours(path: Path) -> bool:
-    """Whether a card may be written to a path: there is none yet, or one that nobody has changed."""
-    if not path.exists():
-        return True
-    try:
-        text, mark, stamp = path.read_text(encoding="utf-8").rpartition(STAMP)
-    except (OSError, UnicodeDecodeError):
-        return False
-    return bool(mark) and stamp == _stamp(text).removeprefix(STAMP)
+    library: str  # as the Hub names libraries
+    text: str
 
 
 def progress_of(directory: Path) -> Progress | None:
@@ -99,14 +52,10 @@ def card_text(
     config: TrainConfig,
     model: Model,
     progress: Progress | None,
-    usage: Usage | None = None,
-    identity: str | None = None,
+    usage: Usage,
+    identity: str | None,
 ) -> str:
-    """The card of a run with this model; by default `usage` is that of the run's directory itself.
-
-    `identity` is that of the encoder. Where it is not known, it is computed if there are results to compare.
-    """
-    usage = usage or Usage()
+    """The card of an export of a run with this model, whose encoder has this identity."""
     parts = [
         _front_matter(config, usage),
         _opening(config, model),
@@ -120,7 +69,7 @@ def card_text(
     ]
     if figures := _figures(directory, config):
         parts += ["## Figures of the training\n", *figures]
-    if results := _results(directory, config, identity):
+    if results := _results(directory, identity):
         parts += [
             "## Evaluation\n",
             f"By `fastqt evaluate`, from {EVALUATION}.\n",
@@ -129,19 +78,12 @@ def card_text(
     versions = [("fastqt", __version__), ("torch", torch.__version__)]
     parts += ["## Versions\n", _table(("library", "version"), versions)]
 
-    text = "\n".join(parts) + "\n"
-    return text + _stamp(text)
-
-
-def _stamp(text: str) -> str:
-    return f"{STAMP}{zlib.crc32(text.encode()):08x} -->\n"
+    return "\n".join(parts) + "\n"
 
 
 def _front_matter(config: TrainConfig, usage: Usage) -> str:
     """The YAML that the Hub reads. The licence of the data is not known here, so there is none."""
-    tags = ["sentence-similarity", "feature-extraction", "fastqt", config.model]
-    if usage.library != "fastqt":
-        tags.insert(0, usage.library)
+    tags = [usage.library, "sentence-similarity", "feature-extraction", "fastqt", config.model]
     return "\n".join(
         ["---", f"library_name: {usage.library}", "tags:", *(f"- {tag}" for tag in tags), "---\n"]
     )
@@ -158,7 +100,7 @@ def _opening(config: TrainConfig, model: Model) -> str:
 
 def _data(config: TrainConfig, progress: Progress | None) -> str:
     """The names of the files, without their folders, with what identifies them."""
-    names = ["standard input" if name == STDIN else Path(name).name for name in config.corpus]
+    names = [Path(name).name for name in config.corpus]
     if progress is None or len(progress.corpus_digests) != len(names):
         return _table(("file",), [(name,) for name in names])
     rows = [
@@ -209,7 +151,7 @@ def _figures(directory: Path, config: TrainConfig) -> list[str]:
     return [f"Step {kept['step']:,}: {which}.\n", _table(("figure", "value"), rows)]
 
 
-def _results(directory: Path, config: TrainConfig, identity: str | None) -> list[tuple[str, str]]:
+def _results(directory: Path, identity: str | None) -> list[tuple[str, str]]:
     """The figures of evaluation.json; none if it is of another model than the one that is there now."""
     path = directory / EVALUATION
     if not path.exists():
@@ -219,8 +161,7 @@ def _results(directory: Path, config: TrainConfig, identity: str | None) -> list
     except InputError:  # a file that users put there, whose damage must not keep a training from its end
         return []
     tasks = results.get("tasks")
-    identity = identity or identity_of(directory, config, digest(directory / MODEL))
-    if results.get("identity") != joined_digest(NORMALISED, identity) or not has_type(tasks, dict):
+    if results.get("identity") != joined_digest(NORMALISED, identity or "") or not has_type(tasks, dict):
         return []
     return list(_flat(results["tasks"]))
 

@@ -18,7 +18,7 @@ from fastqt.sentences.runs.progress import Progress, parse_progress
 from fastqt.sentences.runs.tensor_files import metadata_of, open_tensors, save_tensors
 
 CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors"
-METRICS, CHECKPOINT, CORPUS = "metrics.jsonl", "checkpoint.safetensors", "corpus.txt"
+METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.safetensors"
 EVALUATION = "evaluation.json"
 CARD = "README.md"
 VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
@@ -49,16 +49,13 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     generators: Sequence[Mapping[str, Tensor]] | None = None,
-    average: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes everything that a training needs to continue as if it had not been stopped.
 
     That includes the states of torch's random number generators: the `generator_states` of each rank, by
-    default those of this process alone. `average` is the state of a moving average of the weights. The
-    progress is in the file's metadata.
+    default those of this process alone. The progress is in the file's metadata.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{key}.{name}"] = value
@@ -81,20 +78,11 @@ def read_progress(path: Path) -> Progress:
     return parse_progress(parse_object(metadata["progress"], path), path)
 
 
-def load_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Restores a model, its optimiser and torch's random number generators from a checkpoint, in place.
-
-    So are the tensors of `average`, the state of a moving average of the weights.
-    """
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restores a model, its optimiser and torch's random number generators from a checkpoint, in place."""
     with open_tensors(path) as file:
         names = set(file.keys())
         weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        weights |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
         _check_tensors(file, path, weights)
         for name, tensor in weights.items():
             tensor.copy_(file.get_tensor(name))

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import nn
 
 from fastqt.errors import InputError
 from fastqt.nn import CombinedQuickThoughts, Encoder, Gloss, QuickThoughts, SimCSE, SkipThoughts
+from fastqt.nn.combine import share_frozen_tables
 from fastqt.sentences.kinds.kind import Build
 from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest, joined_digest
-from fastqt.sentences.runs.encoders.forms import load_form
+from fastqt.sentences.runs.encoders import load_form
 from fastqt.sentences.runs.lexicon import lexicon_digest
-from fastqt.sentences.runs.word_tables import settle_tables
 from fastqt.sentences.text import Prompts
-from fastqt.sentences.text.limits import check_bytes
+from fastqt.sentences.text.reader import check_bytes
 
 Model = QuickThoughts | CombinedQuickThoughts | SimCSE | Gloss | SkipThoughts
 
@@ -58,13 +59,44 @@ def _build_model(config: TrainConfig, vocab_size: int, *, sentences: int, pretra
         return build_encoder(settings, vocab_size, pretrained=pretrained)
 
     model = config.kind.build(config, Build(vocab_size, encoder, sentences, pretrained))
-    return settle_tables(cast("Model", model), config)
+    return _settle_tables(cast("Model", model), config)
 
 
 def build_encoder(config: TrainConfig, vocab_size: int, *, pretrained: bool = True) -> Encoder:
     """The sentence encoder of `build_model`, which says what the arguments are."""
     encoder: Encoder = load_form(config.encoder_kind).build(config, vocab_size, pretrained=pretrained)
     return encoder
+
+
+def word_tables(model: nn.Module) -> list[nn.Embedding]:
+    """The tables of word vectors in a model, each once."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "embedding"
+    ]
+
+
+def tables_of_vectors(model: nn.Module, config: TrainConfig) -> list[nn.Embedding]:
+    """The word tables that start from the vectors of a file: all, or of two channels the frozen one."""
+    tables = word_tables(model)
+    if config.encoder_kind.channel:
+        return [table for table in tables if not table.weight.requires_grad]
+    return tables
+
+
+def _settle_tables(model: Model, config: TrainConfig) -> Model:
+    """Freezes the word tables of a new model if the settings say so, in place, and returns the model.
+
+    Both encoders of QuickThoughts share frozen ones.
+    """
+    if config.freeze_vectors:
+        for table in word_tables(model):
+            table.weight.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, QuickThoughts):
+            share_frozen_tables(module.query_encoder, module.candidate_encoder)
+    return model
 
 
 def prompts_of(config: TrainConfig) -> Prompts:

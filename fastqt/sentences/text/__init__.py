@@ -2,10 +2,9 @@
 
 from fastqt.nn.tokens import Encoded, pad
 from fastqt.sentences.text.batches import Batch, Span, batches
-from fastqt.sentences.text.corpus import Corpus, Sample
+from fastqt.sentences.text.corpus import Corpus, Prompts, Sample, TripletCorpus, read_triplets
 from fastqt.sentences.text.reader import Block, Position, read_blocks
 from fastqt.sentences.text.tables import Columns
-from fastqt.sentences.text.triplets import Prompts, TripletCorpus, read_triplets
 from fastqt.sentences.text.vocabulary import Lexicon, Vocabulary
 
 __all__ = [

@@ -14,6 +14,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from fastqt.devices import machine_memory
 from fastqt.errors import InputError
 from fastqt.sentences.text.tables import Columns, is_table, read_rows
 
@@ -22,6 +23,7 @@ Part = tuple[list[str], list[int], Iterable[bool]]
 STDIN = "-"
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 20  # bytes; a longer line is an error, so that memory stays bounded
+LONGEST_OF_TABLE = 1 << 24  # bytes of a line
 COMPRESSED = (".gz", ".xz")  # how the names of compressed files end
 BOM = b"\xef\xbb\xbf"
 
@@ -159,22 +161,40 @@ def numbered_lines(path: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int
             yield number, text.removesuffix("\n").removesuffix("\r")
 
 
-def check_rereadable(name: str, files: Sequence[str], *, copies_stdin: bool = False) -> None:
-    """Checks that files can be read more than once; `name` says what they are, for the message.
+def check_bytes(size: int, name: str) -> None:
+    """Refuses what would take more than half of this machine's memory; `name` says what it is."""
+    if size > (most := machine_memory() // 2):
+        raise InputError(f"{name}: want at most half of this machine's memory, {most:,} bytes, got {size:,}")
 
-    Standard input, `-`, cannot, unless the caller keeps a copy of it; then it must be open, and given once.
+
+def table_lines(path: str | Path) -> Iterator[str]:
+    """Streams the lines of a text file, as of `numbered_lines`, without blank lines at its end.
+
+    The file may be compressed as .gz or .xz. An empty file is refused, and one that is larger than memory.
     """
-    if copies_stdin:
-        check_stdin_once(name, files)
+    blank = total = 0
+    some = False
+    for _, text in numbered_lines(str(path), LONGEST_OF_TABLE):
+        check_bytes(total := total + len(text), str(path))
+        if not text:
+            blank += 1
+            continue
+        yield from [""] * blank
+        blank, some = 0, True
+        yield text
+    if not some:
+        raise InputError(f"{path} is empty")
+
+
+def check_rereadable(name: str, files: Sequence[str]) -> None:
+    """Checks that files can be read more than once; `name` says what they are, for the message."""
     for path in files:
-        if path == STDIN and copies_stdin:
-            _check_stdin()
-        elif path == STDIN:
+        if path == STDIN:
             raise InputError(
                 f"{name}: want files that can be read more than once, got standard input; write the text to "
                 "a file first"
             )
-        elif Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
             raise InputError(
                 f"{name}: want files that can be read more than once, got a pipe or a device, {path}; "
                 "write the text to a file first"

@@ -1,4 +1,4 @@
-"""Pre-trained word vectors and word counts, read from the text in which they are published."""
+"""Vectors that users bring: of words, as text with their counts, and of rows, as .npy files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.text.limits import table_lines
-from fastqt.sentences.text.reader import check_rereadable
+from fastqt.sentences.text.reader import check_rereadable, table_lines
 
 LARGEST_COUNT = np.iinfo(np.int64).max
 HEADER_NUMBER = re.compile("[0-9]{1,18}")
@@ -161,3 +160,20 @@ def vectors_of(path: str | Path, words: Sequence[str]) -> Found:
     rows = np.fromiter(map(find, words), dtype=np.int64, count=len(words))
     places = np.flatnonzero(rows >= 0)
     return Found(places, vectors[rows[places]])
+
+
+def map_rows(path: str | Path) -> NDArray[np.floating[Any]]:
+    """Maps the rows (n, d) of an .npy file of a floating-point type, of which nothing is executed."""
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
+    # numpy's parser of headers raises whatever Python's own parser and tokenizer do.
+    except Exception as error:
+        raise InputError(f"{path} is no .npy, or is damaged: {one_line(error)}") from error
+    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or 0 in rows.shape:
+        got = f"shape {rows.shape!s:.100} of {rows.dtype!s:.100}" if hasattr(rows, "dtype") else "an .npz"
+        raise InputError(f"{path}: want rows (n, d) of a floating-point type in an .npy, got {got}")
+    return rows

@@ -1,4 +1,4 @@
-"""How long a training takes: by the clock on the wall, and by what its process gets of the processors."""
+"""What a training takes: time, by the clock and of the processors, and memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from torch.profiler import record_function
+import torch
 
+from fastqt.machine.memory import MIB, peak_bytes
 from fastqt.sentences.runs.progress import Progress
 
 T = TypeVar("T")
@@ -30,8 +31,7 @@ class Parts:
     def of(self, part: str) -> Iterator[None]:
         """A context whose time is added to that of a part."""
         began = time.perf_counter()
-        with record_function(part):  # which names the part in a trace
-            yield
+        yield
         self._seconds[part] += time.perf_counter() - began
 
     def reading(self, batches: Iterable[T]) -> Iterator[T]:
@@ -74,3 +74,23 @@ class Moment(NamedTuple):
         """Adds this time to those of a training's progress, in place."""
         progress.seconds += self.seconds
         progress.cpu_seconds += self.cpu_seconds
+
+
+def begin_peak(device: torch.device) -> None:
+    """Lets the peak of a GPU's memory begin with what is in use now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> str:
+    """The peak of this process in words: on the host, where its system says it, and on a GPU; "" if neither.
+
+    That of the host is of the process as a whole, with the libraries that it has loaded. That of a GPU is
+    what tensors had since `begin_peak`.
+    """
+    peaks = []
+    if (host := peak_bytes()) is not None:
+        peaks.append(f"{host / MIB:,.0f} MiB of the process")
+    if device.type == "cuda":
+        peaks.append(f"{torch.cuda.max_memory_allocated(device) / MIB:,.0f} MiB of tensors on the GPU")
+    return f"peak memory: {', '.join(peaks)}" if peaks else ""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastqt.errors import InputError, one_line
 from fastqt.nn import Encoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders.forms import form_of
+from fastqt.sentences.runs.encoders import form_of
 
 # One program for batches of all shapes, so that a resumed training runs the one of an uninterrupted training
 # whatever batch it begins with. Dropout takes the random numbers that it takes without the compiler.

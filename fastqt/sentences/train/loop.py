@@ -5,28 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
-from fastqt.sentences.runs.card import save_card
+from fastqt.sentences.runs.metrics_file import MetricsLog
 from fastqt.sentences.runs.progress import FINISHED, save_finished
 from fastqt.sentences.text import Batch, Sample, Span
-from fastqt.sentences.train.average import Average
-from fastqt.sentences.train.choice import build_objective
-from fastqt.sentences.train.clock import Moment, Parts
+from fastqt.sentences.train.clock import Moment, Parts, begin_peak, peak_memory
 from fastqt.sentences.train.compiled import compile_encoders
-from fastqt.sentences.train.log import MetricsLog
 from fastqt.sentences.train.measurements import Measurements
-from fastqt.sentences.train.objectives import Measured, Turn
-from fastqt.sentences.train.opening import opening
+from fastqt.sentences.train.objectives import Measured, Objective, Turn
 from fastqt.sentences.train.optim import clip_gradients
 from fastqt.sentences.train.precision import Precision
-from fastqt.sentences.train.profiling import Trace, begin_peak, peak_memory
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
 from fastqt.sentences.train.ranks import Share
 from fastqt.sentences.train.schedule import Factor, schedule_of
+from fastqt.sentences.train.summary import opening
 from fastqt.sentences.train.training import Training
 
 FIRST_REPORT = 5.0  # seconds of the processors after which the first report is shown, though not stored
@@ -52,13 +50,13 @@ class Trainer:
         self.training, self.config, self.directory = training, training.config, training.directory
         self.progress, self.ranks = training.progress, training.ranks
         config, progress = self.config, self.progress
-        self.objective = build_objective(training)
+        module, name = config.kind.objective_of(config).split(".")
+        self.objective: Objective[Any] = getattr(import_module(f"{__package__}.{module}"), name)(training)
         self.model = self.objective.model
         self.parameters = list(self.model.parameters())
         self.optimizer = self.objective.optimizer()
 
-        self.average = Average(self.model, config.average if self.ranks.is_first else None)
-        self.measurements = Measurements(training, self.objective, self.average)
+        self.measurements = Measurements(training, self.objective)
 
         left = self.objective.steps(progress.sentences - progress.taken)
         epochs_after = config.epochs - progress.epoch - 1
@@ -73,24 +71,18 @@ class Trainer:
         self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
 
-    def run(self, display_class: type[Display] = Display, profile: str | None = None) -> Outcome:
-        """Trains until the last step or until a signal arrives, then saves a checkpoint.
-
-        `profile` is a file for a trace of some steps, which rank 0 writes.
-        """
+    def run(self, display_class: type[Display] = Display) -> Outcome:
+        """Trains until the last step or until a signal arrives, then saves a checkpoint."""
         config, progress, ranks = self.config, self.progress, self.ranks
         measurements, line = self.measurements, dict[str, float]()
         self._announce(display_class)
         sentences, tokens, first_step = 0, 0, progress.step
         begin_peak(self.objective.device)
-        left, traced = self.last_step - first_step, profile if ranks.is_first else None
-        trace = Trace(traced, first_step, left, display_class.say)
 
         with (
             contextlib.ExitStack() as stack,
             self._display(display_class) as display,
             StopRequest(insists=ranks.size == 1) as stop,
-            trace,
         ):
             log = None
             if ranks.is_first:
@@ -130,14 +122,8 @@ class Trainer:
 
                 if saves or self.has_ended:
                     self._save(log, began)
-                trace.end_step()
                 if stops:
                     break
-
-            # Last, because it only tells of the run; one that was killed before it is given it when resumed.
-            is_due = progress.step > first_step or not (self.directory / checkpoint.CARD).exists()
-            if log is not None and self.has_ended and is_due:
-                save_card(self.directory, self.config, self.model, progress)
 
         taken, stalled = progress.step - first_step, measurements.best.has_stalled
         stopped_by = None if self.has_ended else stopped_by
@@ -204,7 +190,6 @@ class Trainer:
                 clip_gradients(group, self.config.clip)
             self.precision.step(self.optimizer, self.schedule)
             self.objective.constrain(batch)
-            self.average.update()
         return loss.detach(), tuple(map(_as_measured, measured))
 
     def _gradients(self, batch: Batch | Sample, share: Share) -> tuple[Tensor, Measured]:
@@ -264,12 +249,11 @@ class Trainer:
             # The checkpoint comes last. After a crash between the two, the resumed training writes the model
             # again; the other way round, a finished training could keep an old model.
             if not self.measurements.best.is_kept:
-                checkpoint.save_model(self.directory / checkpoint.MODEL, self.average.model)
+                checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
 
             path = self.directory / checkpoint.CHECKPOINT
             if not self.has_ended or self.config.keep_checkpoint:
-                state = self.average.state()
-                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators, state)
+                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
                 (self.directory / FINISHED).unlink(missing_ok=True)
             else:
                 save_finished(self.directory, progress)

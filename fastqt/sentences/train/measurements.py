@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,13 +12,14 @@ from fastqt.errors import InputError
 from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs import checkpoint
-from fastqt.sentences.train.average import Average
-from fastqt.sentences.train.best import Best
+from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
+from fastqt.sentences.runs.metrics_file import goodness
+from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.train.objectives import Measured, Objective
 from fastqt.sentences.train.training import Training
 
 if TYPE_CHECKING:
-    from fastqt.sentences.evaluation.development import DevelopmentPairs
+    from fastqt.sentences.evaluation.similarity import DevelopmentPairs
 
 
 class Measurements:
@@ -28,8 +30,8 @@ class Measurements:
     development pairs.
     """
 
-    def __init__(self, training: Training, objective: Objective[Any], average: Average) -> None:
-        self.objective, self.average, config = objective, average, training.config
+    def __init__(self, training: Training, objective: Objective[Any]) -> None:
+        self.objective, config = objective, training.config
         self.directory, self.progress, self.ranks = training.directory, training.progress, training.ranks
         self.best = Best(config, training.progress)
         self.can_validate = config.valid is not None or config.dev is not None
@@ -83,15 +85,12 @@ class Measurements:
         """The line of a validation, after its model was written if it is the best so far."""
         if self.best.takes(line):
             path = self.directory / checkpoint.MODEL
-            self.ranks.first(lambda: checkpoint.save_model(path, self.average.model))
+            self.ranks.first(lambda: checkpoint.save_model(path, self.objective.model))
         return line
 
     def _validate(self) -> dict[str, float]:
-        with self.objective.measuring(self.average.model):
-            line = self.objective.validate() if self.objective.held_out else {}
-            if self.dev_pairs is not None:
-                line |= self._evaluate_pairs(self.dev_pairs)
-        return line
+        line = self.objective.validate() if self.objective.held_out else {}
+        return line if self.dev_pairs is None else line | self._evaluate_pairs(self.dev_pairs)
 
     def _evaluate_pairs(self, pairs: DevelopmentPairs) -> dict[str, float]:
         """Evaluates the model on the development pairs."""
@@ -103,7 +102,50 @@ class Measurements:
 
 def _development_pairs(path: str) -> DevelopmentPairs:
     try:
-        from fastqt.sentences.evaluation.development import DevelopmentPairs
+        from fastqt.sentences.evaluation.similarity import DevelopmentPairs
     except ModuleNotFoundError as error:
         raise InputError(f"dev: needs {error.name}: pip install 'fastqt[eval]'") from error
     return DevelopmentPairs(path)
+
+
+class Best:
+    """Judges each validation of a training by those before it, of which `progress` keeps what is needed.
+
+    `TrainConfig.measure_of_best` says which figure decides. Where none does, no model is the best one, and
+    the last is kept. All ranks judge the same lines of metrics, and so agree on what is kept and when the
+    training ends. `progress` is changed in place.
+    """
+
+    def __init__(self, config: TrainConfig, progress: Progress) -> None:
+        self.measure = config.measure_of_best
+        self._patience, self._progress = config.early_stop, progress
+
+    def takes(self, line: Mapping[str, float]) -> bool:
+        """Whether a validation is better than all before it; a figure that is not a number never is."""
+        if self.measure is None or (line["step"] == 0 and self.measure != DEV_MEASURE):
+            return False
+        progress = self._progress
+        is_better = goodness(line, self.measure) > self._best
+        if is_better:
+            setattr(progress, "best" if self.measure == DEV_MEASURE else "best_loss", line[self.measure])
+        progress.since_best = 0 if is_better else progress.since_best + 1
+        return is_better
+
+    @property
+    def _best(self) -> float:
+        """How good the best validation was; minus infinity where there was none."""
+        progress = self._progress
+        return progress.best if self.measure == DEV_MEASURE else -progress.best_loss
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether model.safetensors holds the best model, and the last one is not written in its place.
+
+        A resumed training may have another measure than before, of which nothing is known yet, or none.
+        """
+        return self.measure is not None and self._best > -math.inf
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether as many validations were no better as the training is to stop after."""
+        return self.is_kept and self._patience is not None and self._progress.since_best >= self._patience

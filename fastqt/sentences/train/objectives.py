@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastqt.cached import cached_backward
-from fastqt.functional import contrastive_loss
 from fastqt.nn.modes import evaluating
-from fastqt.sentences.metrics import context_accuracy
 from fastqt.sentences.runs.model import Model, build_model
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.text import Batch, Corpus, Position, Sample, Span, batches
-from fastqt.sentences.text.batches import equal_shares, span_batches, split
+from fastqt.sentences.text import Batch, Corpus, Sample, Span, batches
+from fastqt.sentences.text.batches import equal_shares
 from fastqt.sentences.train.optim import Adam, RowAdam
 from fastqt.sentences.train.ranks import Share
 from fastqt.sentences.train.schedule import parameter_groups
@@ -162,15 +159,6 @@ class Objective(ABC, Generic[B]):
     def measure(self, measured: Measured) -> dict[str, float]:
         """The metrics of a batch by name, from the tensors that `loss` returned."""
 
-    @contextlib.contextmanager
-    def measuring(self, model: nn.Module) -> Iterator[None]:
-        """A context in which a model of the same kind takes the place of the one that is trained."""
-        trained, self.model = self.model, model
-        try:
-            yield
-        finally:
-            self.model = trained
-
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Means of the loss and of the metrics over the held-out batches; names begin with `validation_`."""
@@ -192,68 +180,6 @@ class Objective(ABC, Generic[B]):
         valid = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.training.columns)
         for _, batch in zip(range(config.valid_batches), valid, strict=False):
             yield batch
-
-
-class ContextObjective(Objective[Batch]):
-    """QuickThoughts: find each sentence's neighbours among all sentences of a batch in corpus order."""
-
-    reads_in_order = True
-    _whole: tuple[tuple[Span, ...], ...] | None = None
-
-    def turns(self, progress: Progress) -> Iterator[Turn]:
-        spans = progress.spans or self._spans(progress.sentences)
-        sizes = list(self.sizes(progress.sentences - progress.taken))
-        local_sizes = (each[self.ranks.rank] for each in sizes)
-        local_batches = span_batches(
-            self.training.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.training.columns
-        )
-        for each, (batch, rest) in zip(sizes, local_batches, strict=True):
-            yield Turn(batch, each, rest)
-
-    def _spans(self, sentences: int) -> tuple[tuple[Span, ...], ...]:
-        """The part of the corpus that each rank reads in an epoch."""
-        if self._whole is None:
-            whole, size = [Span(Position(), sentences)], self.ranks.size
-            self._whole = self.ranks.first(
-                lambda: split(self.training.corpus, whole, size, self.training.columns)
-            )
-        return self._whole
-
-    def loss(self, batch: Batch, share: Share | None = None) -> tuple[Tensor, Measured]:
-        inputs = self.inputs(batch)
-        return self.loss_of([encoder(*inputs) for encoder in self.encoders()], batch, share)
-
-    def encoders(self) -> list[Callable[..., Tensor]]:
-        return [self.model.query_encoder, self.model.candidate_encoder]
-
-    def loss_of(
-        self, embeddings: Sequence[Tensor], batch: Batch, share: Share | None
-    ) -> tuple[Tensor, Measured]:
-        queries, candidates = embeddings
-        return self.context_loss(queries, candidates, batch, share), (queries, candidates)
-
-    def context_loss(self, queries: Tensor, candidates: Tensor, batch: Batch, share: Share | None) -> Tensor:
-        return contrastive_loss(
-            queries,
-            candidates,
-            context_size=self.config.context_size,
-            document_ids=self._documents(batch, share),
-            **group_options(share),
-        )
-
-    def _documents(self, batch: Batch, share: Share | None) -> Tensor | None:
-        """What windows stop at."""
-        if self.config.documents == "cut":
-            return batch.document_ids.to(self.device)
-        # Sentences of two spans are no neighbours. All ranks have to give ids where one does.
-        pieces = batch.pieces
-        if pieces is None and share is not None and share.group is not None:
-            pieces = torch.zeros_like(batch.lengths)
-        return None if pieces is None else pieces.to(self.device)
-
-    def measure(self, measured: Measured) -> dict[str, float]:
-        forward, backward = context_accuracy(*measured)
-        return {"forward_accuracy": forward, "backward_accuracy": backward, "chance": 1 / len(measured[0])}
 
 
 class ShuffledObjective(Objective[Sample]):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from hashlib import sha256
@@ -18,7 +16,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
-from fastqt.sentences.runs.files import PARTIAL, write_atomically
+from fastqt.sentences.runs.files import PARTIAL
 from fastqt.sentences.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import prompts_of
@@ -26,7 +24,7 @@ from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.runs.run_files import RUN_FILES
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import split, too_short
-from fastqt.sentences.text.reader import READ_BYTES, STDIN, beside
+from fastqt.sentences.text.reader import beside
 from fastqt.sentences.text.tables import data_files, is_table
 from fastqt.sentences.train.training import Training
 
@@ -53,7 +51,7 @@ def prepare(
     elif resume:
         progress, begins = read_finished(directory), "at the end"
 
-    corpus = corpus_files(config, directory, resume)
+    corpus = list(config.corpus)
     if progress is None:
         note(f"reading {', '.join(corpus)} to build the vocabulary")
         vocabulary, progress = read_corpus(config, corpus, ranks)
@@ -73,7 +71,7 @@ def prepare(
 def own_run(directory: Path) -> Iterator[None]:
     """Holds the directory of a run, without what a training that was killed was writing there."""
     with own_directory(directory):
-        for name in (*RUN_FILES, checkpoint.CORPUS, checkpoint.CARD):
+        for name in RUN_FILES:
             for partial in directory.glob(f"{glob.escape(name)}*{PARTIAL}"):
                 partial.unlink()
         yield
@@ -94,42 +92,6 @@ def check_directory(directory: Path, config: TrainConfig, stored: TrainConfig | 
             f"{directory} holds no run to resume, but a file of a run's name, {names[0]}: move it, or choose "
             "another directory"
         )
-
-
-def corpus_files(config: TrainConfig, directory: Path, resume: bool) -> list[str]:
-    """The paths of the corpus.
-
-    Standard input can be read only once, so it is copied to the run's directory.
-    """
-    copy = directory / checkpoint.CORPUS
-    has_run = resume and (directory / checkpoint.CONFIG).exists()
-    if STDIN in config.corpus and not (has_run and copy.exists()):
-        _copy_input(copy)
-    return [str(copy) if name == STDIN else name for name in config.corpus]
-
-
-def _copy_input(copy: Path) -> None:
-    """Copies standard input to a file. One that is there stays, and the text must be the same.
-
-    It is a user's own, or the copy of a training that ended before its first step.
-    """
-
-    def copy_input(partial: Path) -> None:
-        with partial.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-
-    if not copy.exists():
-        write_atomically(copy, copy_input)
-        return
-
-    with copy.open("rb") as file:
-        while (piece := file.read(READ_BYTES)) == sys.stdin.buffer.read(READ_BYTES):
-            if not piece:
-                return
-    raise InputError(
-        f"{copy} is there, with another text than that of standard input, which would be copied to it: train "
-        "on that file, move it, or choose another directory"
-    )
 
 
 def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:

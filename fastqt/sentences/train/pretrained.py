@@ -14,7 +14,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
-from fastqt.sentences.runs.word_tables import tables_of_vectors
+from fastqt.sentences.runs.model import tables_of_vectors
 from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.text.vectors import vectors_of, width_of
 

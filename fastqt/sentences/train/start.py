@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import nn
+
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
@@ -14,10 +18,8 @@ from fastqt.sentences.text.reader import check_exists, check_rereadable
 from fastqt.sentences.train.loop import Outcome, Trainer
 from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
 from fastqt.sentences.train.pretrained import start_from_vectors, width_of_words
-from fastqt.sentences.train.profiling import check_trace
 from fastqt.sentences.train.progress import Display
 from fastqt.sentences.train.ranks import Ranks, joined
-from fastqt.sentences.train.state import follow_first, part_generators
 from fastqt.sentences.train.training import Training
 
 
@@ -28,7 +30,6 @@ def train(
     resume: bool = False,
     stored: TrainConfig | None = None,
     display: type[Display] = Display,
-    profile: str | None = None,
 ) -> Outcome:
     """Trains a model and writes it to a directory.
 
@@ -48,16 +49,11 @@ def train(
     QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
     and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
 
-    A training that has ended writes README.md too, the model card, unless the user has written or edited it.
-
-    `stored` is the settings of the run to resume, for who has read them already. `profile` is a .json file
-    for a trace of some steps of rank 0, see `fastqt.sentences.train.profiling`.
+    `stored` is the settings of the run to resume, for who has read them already.
     """
     directory = Path(out)
     with joined(config.device, config.batch_size, config.timeout) as ranks:
         check_same_settings(config, ranks.first(lambda: config))
-        if profile is not None and ranks.is_first:
-            check_trace(profile)
         if resume and stored is None and ranks.is_first and (directory / checkpoint.CONFIG).exists():
             stored = TrainConfig.load(directory / checkpoint.CONFIG)
         if config.vectors is not None:
@@ -67,7 +63,7 @@ def train(
             prepared = ranks.first(
                 lambda: prepare(config, directory, stored, resume, ranks.size, display.note)
             )
-            return _trainer(replace(prepared, ranks=ranks), display).run(display, profile)
+            return _trainer(replace(prepared, ranks=ranks), display).run(display)
 
 
 @contextlib.contextmanager
@@ -76,7 +72,7 @@ def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
     if not ranks.is_first:
         yield
         return
-    check_rereadable("corpus", config.corpus, copies_stdin=True)
+    check_rereadable("corpus", config.corpus)
     check_rereadable("teacher", config.teacher or ())
     for name, path in (("valid", config.valid), ("dev", config.dev)):  # --resume reads them again
         if path is not None:
@@ -96,15 +92,15 @@ def _trainer(training: Training, display: type[Display]) -> Trainer:
     path, begins_anew = training.directory / checkpoint.CHECKPOINT, training.begins == "anew"
     coverage = None
     if ranks.is_first and not begins_anew:
-        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer, trainer.average.state())
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
     elif begins_anew and config.vectors is not None:
         coverage = ranks.first(
             lambda: start_from_vectors(trainer.model, training.vocabulary, config, display.say)
         )
 
     if ranks.size > 1:
-        follow_first(ranks, trainer.model, trainer.optimizer)
-        part_generators(ranks, config.seed, training.progress.step, None if begins_anew else path)
+        _follow_first(ranks, trainer.model, trainer.optimizer)
+        _part_generators(ranks, config.seed, training.progress.step, None if begins_anew else path)
 
     if ranks.is_first:
         _store(training, coverage)
@@ -120,3 +116,39 @@ def _store(training: Training, coverage: str | None) -> None:
     if coverage is not None:
         checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
     training.progress.vocabulary_digest = lexicon_digest(training.config, directory)
+
+
+def _follow_first(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Gives the model and the optimiser of each rank the state of those of rank 0, in place.
+
+    The optimiser of another rank than 0 must have no state yet.
+    """
+    ranks.equalize(model.state_dict().values())
+    parameters = dict(model.named_parameters())
+    kept = ranks.first(
+        lambda: [
+            (name, key, value.shape, value.dtype, value.device.type)
+            for name, parameter in parameters.items()
+            for key, value in optimizer.state[parameter].items()
+        ]
+    )
+    for name, key, shape, dtype, device in kept:
+        state = optimizer.state[parameters[name]]
+        if key not in state:
+            state[key] = torch.empty(shape, dtype=dtype, device=device)
+        ranks.equalize([state[key]])
+
+
+def _part_generators(ranks: Ranks, seed: int, step: int, path: Path | None) -> None:
+    """Gives torch's random number generators of each rank a state of its own, by seed and number of steps.
+
+    Otherwise dropout would be the same on all ranks. Rank 0 keeps what it has, as one process does. A rank
+    gets its generators back from the checkpoint of rank 0, if they are in it.
+    """
+    stored = ranks.first(lambda: [] if path is None else checkpoint.read_generators(path))
+    if not ranks.rank:
+        return
+    sequence = np.random.SeedSequence([seed, ranks.rank, step])
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+    if path is not None and ranks.rank < len(stored):
+        checkpoint.set_generator_states(stored[ranks.rank], path)

@@ -1,28 +1,26 @@
-"""What a training tells at its end: figures beside those of chance and fresh weights, and what is next."""
+"""What a training tells before its first step, and at its end: figures, and what went wrong."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fastqt.sentences.runs.checkpoint import CORPUS, METRICS
-from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
+import torch
+
+from fastqt.sentences.runs.checkpoint import METRICS
+from fastqt.sentences.runs.config import DEV_MEASURE
 from fastqt.sentences.runs.metrics_file import HELD_OUT, Line, best_of, is_figure, read_metrics
-from fastqt.sentences.text import read_blocks
-from fastqt.sentences.text.reader import STDIN
-from fastqt.sentences.text.tables import is_table
+from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.train.clock import PARTS
+from fastqt.sentences.train.objectives import Objective
 
 SHARES = ("accuracy", "chance")  # what ends so is shown in per cent
-SHORT = range(4, 13)  # words of a sentence that serves as an example
 NEAR_CHANCE = 1.5  # times chance, below which accuracies are near it
 COLLAPSED = -0.1  # uniformity above which vectors are nearly equal
 DIVERGED = 1.2  # times the first loss, above which the last one has risen
 ORDERED = "with its sentences in the order in which they were written"
-LOOKED_AT = 2000  # sentences among which it is found
 
 
 def value_in_words(name: str, value: float | None) -> str:
@@ -166,33 +164,48 @@ def in_columns(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def next_commands(config: TrainConfig, directory: str) -> list[str]:
-    """Command lines that use a trained model, with the paths and a sentence of this run.
+def opening(objective: Objective[Any], last_step: int) -> str:
+    """The lines that a training begins with: corpus, vocabulary, model, device, steps, and any held-out text.
 
-    `directory` is the run's, as the user has named it.
+    The vocabulary tells how many words the corpus has if it was built from it.
     """
-    text = _plain_text(config, directory)
-    sentence = "a sentence" if text is None else _example(text)
-    words = [
-        ["neighbors", directory, text or "CORPUS", "--query", sentence],
-        ["embed", directory, text or "SENTENCES", "--out", str(Path(directory, "vectors.npy"))],
-        ["evaluate", directory, "--baseline", "--data", "DIR"],
-    ]
-    return [shlex.join(["fastqt", *each]) for each in words]
+    training, config = objective.training, objective.config
+    vocabulary, progress = training.vocabulary, training.progress
+    epoch = objective.steps(progress.sentences)
+    batch = f"{config.batch_size:,} sentences"
+    if objective.ranks.size > 1:
+        batch = f"{batch} in each of {objective.ranks.size} processes"
+    parameters = sum(each.numel() for each in objective.model.parameters())
+
+    rows = {
+        "corpus": f"{', '.join(training.corpus)}: {progress.sentences:,} sentences{_words(vocabulary)}",
+        "vocabulary": f"{len(vocabulary):,} entries",
+        "model": f"{config.model}, encoder {config.encoder}: {parameters:,} parameters",
+        "device": _device(objective.device),
+        "training": f"{epoch:,} batches an epoch, of {batch}; up to step {last_step:,}",
+    }
+
+    if progress.step:
+        rows["training"] += f", from step {progress.step:,}"
+    if config.teacher is not None:
+        rows["teacher"] = ", ".join(config.teacher)
+    if config.valid is not None:
+        rows["held out"] = f"{config.valid}: {len(objective.held_out):,} batches"
+    if config.dev is not None:
+        rows["pairs"] = config.dev
+    return "\n".join(f"{name:<11} {text}" for name, text in rows.items())
 
 
-def _plain_text(config: TrainConfig, directory: str) -> str | None:
-    """A text file of the run, that of validation first; None if there are only tables and rows."""
-    if config.reads_rows:
-        return None
-    names = [config.valid, *config.corpus]
-    paths = [str(Path(directory, CORPUS)) if name == STDIN else name for name in names if name is not None]
-    return next((path for path in paths if not is_table(path) and ".tsv" not in Path(path).suffixes), None)
+def _words(vocabulary: Lexicon) -> str:
+    counts = vocabulary.counts if isinstance(vocabulary, Vocabulary) else None
+    if counts is None:
+        return ""
+    total = int(counts.sum())
+    return f", {total:,} words, {counts[0] / max(total, 1):.2%} of them not in the vocabulary"
 
 
-def _example(text: str) -> str:
-    """A short sentence of a text, or else its first one."""
-    blocks = itertools.chain.from_iterable(block.sentences for block in read_blocks([text]))
-    sentences = list(itertools.islice(blocks, LOOKED_AT))
-    shortest = sentences[0] if sentences else "a sentence"  # the text may have changed since it was read
-    return next((sentence for sentence in sentences if len(sentence.split()) in SHORT), shortest)
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device}, {torch.cuda.get_device_name(device)}"
+    threads = torch.get_num_threads()
+    return f"{device}, {threads} thread{'s' if threads > 1 else ''}"

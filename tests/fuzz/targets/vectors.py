@@ -10,8 +10,7 @@ import numpy as np
 
 from fastqt.errors import InputError
 from fastqt.sentences.evaluation.encoders import WordVectors
-from fastqt.sentences.text.arrays import map_rows
-from fastqt.sentences.text.vectors import read_counts, read_vectors, vectors_of, width_of
+from fastqt.sentences.text.vectors import map_rows, read_counts, read_vectors, vectors_of, width_of
 from tests.fuzz.files import text_file, write
 from tests.fuzz.refusals import check_file_refusal
 from tests.fuzz.source import Bytes

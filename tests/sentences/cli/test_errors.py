@@ -14,7 +14,6 @@ from fastqt.sentences.cli import main
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.train import train
 from tests.shared.command_lines import error_line
-from tests.shared.trainings import assert_same_weights
 from tests.shared.word_vectors import write_vectors
 
 TEXT = "a b\n\nc d\n" * 8
@@ -46,7 +45,7 @@ def files(tmp_path_factory):
     np.save(folder / "x.npy", np.eye(4, dtype=np.float32))
     (folder / "good" / "MR").mkdir(parents=True)
     (folder / "good" / "MR" / "all.tsv").write_text("0\ta\n1\tb\n" * 20)
-    for name in ("corpus.txt", "model.safetensors", "metrics.jsonl", "huggingface/huggingface"):
+    for name in ("model.safetensors", "metrics.jsonl", "huggingface/huggingface"):
         path = folder / f"with {name.split('/')[0]}" / name
         path.parent.mkdir(parents=True)
         path.write_text("mine")
@@ -140,15 +139,11 @@ LOST = [
     (f"evaluate sif:pairs.tsv,tokens.json {GOOD} --json tokens.json", READ),
     (f"evaluate word-vectors:vectors.json {GOOD} --json ./vectors.json", READ),
     (f"{RETRIEVE} lines.txt --json model/config.json", READ),
-    (f"train text.txt --out new --vocabulary tokens.json --profile tokens.json {TRAIN}", READ),
-    ("train --out model --resume --profile model/config.json", READ),
-    ("train - --out with~corpus.txt", "with corpus.txt/corpus.txt is there, with another text than that"),
-    ("train - --out with~corpus.txt --resume", "corpus.txt is there, with another text than that of"),
+    (f"train - --out new {TRAIN}", f"corpus: {NOT_STDIN}"),
     ("train text.txt --out with~model.safetensors", "already holds a run"),
     ("train text.txt --out with~model.safetensors --resume", "no run to resume, but a file of a run's"),
     ("train text.txt --out with~metrics.jsonl --resume", "no run to resume, but a file of a run's name"),
     ("train text.txt --out with~huggingface", "already holds a run"),
-    ("train - text.txt - --out new", f"corpus: {NOT_TWICE}"),
     ("neighbors model - - --query a", f"corpus: {NOT_TWICE}"),
     ("index model - - --out new.index", f"corpus: {NOT_TWICE}"),
     ("analogy model - - --a a --b b --c c", f"corpus: {NOT_TWICE}"),
@@ -158,7 +153,7 @@ LOST = [
     (f"train text.txt --out new --valid - {TRAIN}", f"valid: {NOT_STDIN}"),
     (f"train text.txt --out new --dev - {TRAIN}", f"dev: {NOT_STDIN}"),
     (f"train text.txt --out new --valid absent {TRAIN}", "no such file: absent"),
-    (f"train - --out new --dev absent {TRAIN}", "no such file: absent"),
+    (f"train text.txt --out new --dev absent {TRAIN}", "no such file: absent"),
 ]
 
 
@@ -221,22 +216,3 @@ def test_an_extra_that_is_not_installed_is_named(files, capsys, monkeypatch, lin
     assert not Path("new").exists()
     # A flat index needs no library.
     assert main(["neighbors", "model", "--index", "good.index", "--query", "a"]) == 0
-
-
-def test_standard_input_is_copied_and_the_copy_is_taken_as_it_is(tmp_path, capsys, monkeypatch):
-    """A training that was refused keeps the copy, since nobody may be able to read that text again."""
-    run, small = tmp_path / "run", [*TRAIN.split(" ")]
-    with_input(monkeypatch, TEXT)
-    assert "shorter than a batch" in error_line(capsys, "train", "-", "--out", run, "--batch-size", "99")
-    assert (run / "corpus.txt").read_text() == TEXT
-    with_input(monkeypatch, TEXT + "more")
-    assert "with another text" in error_line(capsys, "train", "-", "--out", run, *small)
-    with_input(monkeypatch, TEXT)
-    assert main(["train", "-", "--out", str(run), *small, "--keep-checkpoint"]) == 0
-    with_input(monkeypatch, "not read, because the run has its copy")
-    assert main(["train", "--out", str(run), "--resume", "--steps", "2", "--no-keep-checkpoint"]) == 0
-    assert (run / "corpus.txt").read_text() == TEXT
-    (tmp_path / "named.txt").write_text(TEXT)
-    named = ["train", str(tmp_path / "named.txt"), "--out", str(tmp_path / "named"), *small]
-    assert main([*named, "--steps", "2"]) == 0
-    assert_same_weights(run, tmp_path / "named")

@@ -157,7 +157,6 @@ def test_an_export_has_the_figures_of_an_evaluation(model, reviews, tmp_path, ca
     results = f"{model}/evaluation.json"
     assert main(["evaluate", model, "--data", reviews, "--json", results]) == 0
     accuracy = json.loads((tmp_path / "model/evaluation.json").read_text())["tasks"]["MR"]["accuracy"]
-    assert f"| MR accuracy | {accuracy:.4f} |" in (tmp_path / "model/README.md").read_text()
     capsys.readouterr()
     out = tmp_path / "out"
     words = ["export", model, "--format", "sentence-transformers", "--out", str(out)]
@@ -216,5 +215,5 @@ def test_what_commands_write_is_json(planted, reviews, tmp_path, capsys):
 
     # Figures that are null are read as none.
     assert "–" in next(line for line in closing_table(run).splitlines() if "spearman" in line)
-    card = (run / "README.md").read_text().lower()
+    card = (tmp_path / "export" / "README.md").read_text().lower()
     assert "spearman" not in card.split("## versions")[0].split("| figure")[1]

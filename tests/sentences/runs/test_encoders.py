@@ -6,7 +6,7 @@ from torch import nn
 from fastqt.nn.masked_words import TokenEncoder
 from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders.forms import form_of, load_form
+from fastqt.sentences.runs.encoders import form_of, load_form
 from fastqt.sentences.runs.model import build_encoder
 from tests.shared.stored_runs import SIZES
 from tests.shared.tiny_bert import write_tiny_bert

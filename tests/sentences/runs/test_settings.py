@@ -10,8 +10,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import build_model, outline
-from fastqt.sentences.runs.word_tables import tables_of_vectors, word_tables
+from fastqt.sentences.runs.model import build_model, outline, tables_of_vectors, word_tables
 from fastqt.sentences.text import limits
 from fastqt.sentences.train import train
 
@@ -109,7 +108,6 @@ REFUSED = [
     ({"early_stop": 3}, "early_stop: want it with dev or valid, .*, got 3"),
     ({"early_stop": 0, "valid": "y"}, "early_stop: want at least 1, got 0"),
     ({"learning_rate": float("nan")}, "learning_rate: want at least 0, got nan"),
-    ({"average": 1.0}, "average: want at least 0 and less than 1, got 1.0"),
     ({"warmup": 2.5}, "warmup: want a whole number of steps, or a share of .* below 1, got 2.5"),
     ({"warmup": -1}, "warmup: want at least 0 and less than .*, got -1"),
     ({"weight_decay": -0.1}, "weight_decay: want at least 0 and less than"),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import field, parse, parse_object, read_object
-from fastqt.sentences.text.arrays import map_rows
+from fastqt.sentences.json_text import field, parse_object, read_object
+from fastqt.sentences.text.vectors import map_rows
 
 
 def npy(header, data=b""):
@@ -91,7 +91,6 @@ def test_a_field_is_returned_if_it_has_the_type():
     values = parse_object('{"a": 1, "b": 2.5, "c": "x", "d": [], "e": {}}', "f")
     for name, kind in (("a", int), ("a", float), ("b", float), ("c", str), ("d", list), ("e", dict)):
         assert field(values, name, kind, "f") == values[name]
-    assert parse("[1]", "f", list) == [1]
 
 
 @pytest.mark.parametrize(

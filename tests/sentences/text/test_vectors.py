@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.text import limits
-from fastqt.sentences.text.limits import table_lines
+from fastqt.sentences.text import reader
+from fastqt.sentences.text.reader import table_lines
 from fastqt.sentences.text.vectors import WordRows, read_counts, read_vectors, vectors_of, width_of
 from tests.shared.word_vectors import write_vectors
 
@@ -132,10 +132,10 @@ def test_what_is_larger_than_memory_is_refused(tmp_path, monkeypatch):
     """Also where an .xz file asks for a dictionary of four gigabytes."""
     with gzip.open(tmp_path / "x.gz", "w") as file:
         file.write(b"a 1\n" * 1_000_000)
-    monkeypatch.setattr(limits, "machine_memory", lambda: 1 << 20)
+    monkeypatch.setattr(reader, "machine_memory", lambda: 1 << 20)
     with pytest.raises(InputError, match=r"x\.gz: want at most half of this machine's memory, 524,288 bytes"):
         read_vectors(tmp_path / "x.gz")
-    monkeypatch.setattr(limits, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(reader, "LONGEST_OF_TABLE", 1000)
     with gzip.open(tmp_path / "x.gz", "w") as file:
         file.write(b"a" * 1_000_000)
     with pytest.raises(InputError, match=r"x\.gz: line 1: want at most 1,000 bytes"):

@@ -11,7 +11,7 @@ from fastqt.sentences.runs.checkpoint import read_progress
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.train import train
-from fastqt.sentences.train.best import Best
+from fastqt.sentences.train.measurements import Best
 from tests.shared.trainings import assert_same_run, assert_same_weights, lines_of, stopping
 
 SMALL = {"word_dim": 6, "batch_size": 50, "context_size": 2, "report_every": 1, "valid_every": 1}

@@ -114,7 +114,7 @@ def contents(run):
 
 def assert_whole(run):
     """What a run holds can be read; nothing else lies there."""
-    names = {"config.json", "vocabulary.json", "metrics.jsonl", "finished.json", "README.md", ".fastqt.lock"}
+    names = {"config.json", "vocabulary.json", "metrics.jsonl", "finished.json", ".fastqt.lock"}
     names |= {"model.safetensors", "checkpoint.safetensors"}
     assert {path.name for path in run.iterdir()} <= names
     if (run / "checkpoint.safetensors").exists():

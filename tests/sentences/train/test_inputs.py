@@ -16,8 +16,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.cli import main
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.model import build_model
-from fastqt.sentences.runs.word_tables import word_tables
+from fastqt.sentences.runs.model import build_model, word_tables
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
 from tests.shared.tokenizer_files import TOKENIZERS, word_piece

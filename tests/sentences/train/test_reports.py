@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.metrics_file import read_metrics
+from fastqt.sentences.runs.metrics_file import MetricsLog, read_metrics
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.train import clock, loop, train
 from fastqt.sentences.train.clock import Moment
-from fastqt.sentences.train.log import MetricsLog
 from fastqt.sentences.train.progress import Display, StopRequest
 from tests.shared.trainings import assert_same_weights, lines_of
 

@@ -89,8 +89,8 @@ def test_a_signal_saves_a_checkpoint_and_stops(planted, tmp_path, number):
 @pytest.mark.parametrize(
     "options",
     [
-        {"average": 0.8, "encoder": "gru"},
-        {"average": 0.8, "learn_scale": True, "precision": "float16", **MIXED},
+        {"encoder": "gru"},
+        {"learn_scale": True, "precision": "float16", **MIXED},
         {"model": "simcse", "chunk": 16, "learn_scale": True, "precision": "float16", **TRANSFORMER},
         {"model": "simcse", "masked_words": 0.5, "precision": "bfloat16", **TRANSFORMER},
         {"model": "mixcse", "form": "released", "partner": "random"},
@@ -158,7 +158,6 @@ def test_resuming_with_other_settings_is_refused(planted, tmp_path):
     for change, message in (
         ({"encoder": "gru"}, "cannot resume: encoder is 'gru', but the run was started with 'bow'"),
         ({"learning_rate": 1.0}, "cannot resume: learning_rate is 1.0, but the run was started with 0.0005"),
-        ({"average": 0.9}, "cannot resume: average is 0.9, but the run was started with None"),
         ({"precision": "bfloat16"}, "cannot resume: precision is 'bfloat16', but the run was started with"),
         ({"corpus": planted}, r"cannot resume: corpus is \(.*, .*\), but the run was started with \(.*,\)"),
     ):

@@ -9,7 +9,7 @@ import torch
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Position, Vocabulary
-from fastqt.sentences.train.choice import build_objective
+from fastqt.sentences.train.context import SkipThoughtsObjective
 from fastqt.sentences.train.training import Training
 from tests.shared.tolerances import FLOAT64
 from tests.shared.trainings import trainer_of
@@ -65,7 +65,7 @@ def loss_by_definition(weights, sentences, documents):
 def objective_of(planted, **options):
     config = TrainConfig((planted[0],), **SMALL | options)
     vocabulary = Vocabulary.build([" ".join(WORDS)])
-    objective = build_objective(Training(config, [planted[0]], vocabulary, Path(), Progress()))
+    objective = SkipThoughtsObjective(Training(config, [planted[0]], vocabulary, Path(), Progress()))
     objective.model.double()
     return objective
 

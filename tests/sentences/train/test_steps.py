@@ -1,4 +1,4 @@
-"""Each step is torch's own: rates, optimisers, averages, 16 bits, learnt scales, compiled."""
+"""Each step is torch's own: rates, optimisers, 16 bits, learnt scales, compiled."""
 
 import math
 import signal
@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import batches
@@ -22,7 +21,7 @@ from fastqt.sentences.train.schedule import Factor
 from fastqt.sentences.train.training import Training
 from tests.shared.tiny_bert import write_tiny_bert
 from tests.shared.tolerances import FLOAT64
-from tests.shared.trainings import assert_same_run, metrics, metrics_without_times, stopping, trainer_of
+from tests.shared.trainings import assert_same_run, metrics, stopping, trainer_of
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 1, "report_every": 1}
 SMALL |= {"layers": 1, "heads": 2, "feedforward": 8, "dropout": 0.0}
@@ -165,45 +164,6 @@ def test_a_step_whose_gradients_overflow_changes_the_scale_alone(planted, tmp_pa
 @pytest.mark.parametrize(
     ("options", "decay"), [({"encoder": "gru"}, 0.7), ({"model": "gloss-bow"}, 0.999), ({}, 0.0)], ids=str
 )
-def test_the_average_is_that_of_the_weights_after_each_step(planted, tmp_path, options, decay):
-    config = TrainConfig((planted[0],), average=decay, learning_rate=0.02, **SMALL | options)
-    trainer = trainer_of(config, tmp_path)
-    assert trainer.average.model is trainer.model
-    trainer.model.double()
-    trainer.average = type(trainer.average)(trainer.model, decay)
-
-    history = []
-    for _, turn in zip(range(6), trainer.objective.turns(trainer.progress), strict=False):
-        trainer.step(turn.batch, turn.sizes)
-        history.append([weight.detach().clone() for weight in trainer.parameters])
-    factors = torch.tensor([decay**age for age in reversed(range(6))], dtype=torch.float64)
-    averages = list(trainer.average.model.parameters())
-    assert len(averages) == len(trainer.parameters)
-    for weights, average in zip(zip(*history, strict=True), averages, strict=True):
-        wanted = torch.tensordot(factors / factors.sum(), torch.stack(weights), 1)
-        torch.testing.assert_close(average.detach(), wanted, rtol=FLOAT64, atol=FLOAT64)
-
-
-def test_the_average_is_validated_and_kept_and_the_weights_stay_in_the_checkpoint(planted, tmp_path):
-    """The steps are those without an average."""
-    settings = SMALL | {"valid_every": 2, "keep_checkpoint": True, "learning_rate": 0.02}
-    config = TrainConfig((planted[0],), valid=planted[1], average=0.8, **settings)
-    train(config, tmp_path / "run")
-    train(replace(config, average=None), tmp_path / "plain")
-    kept = load_file(tmp_path / "run" / "model.safetensors")
-    stored = load_file(tmp_path / "run" / "checkpoint.safetensors")
-    raw = load_file(tmp_path / "plain" / "model.safetensors")
-    for name, tensor in kept.items():
-        assert torch.equal(tensor, stored[f"average.module.{name}"])
-        assert torch.equal(raw[name], stored[f"model.{name}"])
-        assert not torch.equal(tensor, raw[name])
-    assert SentenceEncoder.load(tmp_path / "run").encode(["topic1word1"]).shape == (1, 12)
-    lines, plain = (metrics_without_times(tmp_path / run) for run in ("run", "plain"))
-    assert [line.get("loss") for line in lines] == [line.get("loss") for line in plain]
-    assert lines[0] == plain[0]
-    assert lines[-1]["validation_loss"] != plain[-1]["validation_loss"]
-
-
 @pytest.mark.parametrize("chunk", [None, 13])
 def test_a_scale_is_learnt_as_a_logarithm_that_is_clamped(planted, tmp_path, chunk):
     """As CLIP learns it."""

@@ -1,21 +1,18 @@
-"""The end of a training: its figures beside those of chance, commands that work, and its model card."""
+"""The end of a training: its figures beside those of chance; and the model card of an export."""
 
-import gzip
 import json
 import re
-import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from fastqt.sentences.runs.card import card_text, progress_of
+from fastqt.sentences.runs.card import Usage, card_text, progress_of
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.digests import digest
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
-from fastqt.sentences.train.summary import closing_table, diagnoses, next_commands, speed
+from fastqt.sentences.train.summary import closing_table, diagnoses, speed
 from tests.shared.trainings import lines_of
 
 
@@ -91,19 +88,6 @@ def test_without_held_out_text_the_last_batch_is_shown(tmp_path):
         ({"corpus": ("-",)}, "run/corpus.txt"),
     ],
 )
-def test_the_next_commands_name_a_text_of_the_run(settings, text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for path in map(Path, shlex.split(text or "")):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(gzip.compress(b"Is it?\n") if path.suffix == ".gz" else b"Is it?\n")
-
-    neighbors, embed, evaluate = next_commands(TrainConfig(**settings), "run")
-    sentence = "'a sentence'" if text is None else "'Is it?'"
-    assert neighbors == f"fastqt neighbors run {text or 'CORPUS'} --query {sentence}"
-    assert embed == f"fastqt embed run {text or 'SENTENCES'} --out run/vectors.npy"
-    assert evaluate == "fastqt evaluate run --baseline --data DIR"
-
-
 def reported(step, **figures):
     """A line of a report, of which half of the time went into the data."""
     times = {"data_seconds": 2.0, "gradients_seconds": 1.5, "optimiser_seconds": 0.5}
@@ -158,10 +142,18 @@ def rows(card, section):
     return [[cell.strip(" `") for cell in row] for row in table]
 
 
+def card_of(run, config=None):
+    """The card of an export of a run."""
+    vocabulary = Vocabulary.load(run / "vocabulary.json")
+    config = config or TrainConfig.load(run / "config.json")
+    model = build_model(config, len(vocabulary))
+    return card_text(run, config, model, progress_of(run), Usage("onnx", "It is loaded so.\n"), "0")
+
+
 def test_what_a_card_says(config, planted, tmp_path):
     train(replace(config, betas=(0.9, 0.98), weight_decay=0.0), tmp_path / "run")
-    card = (tmp_path / "run/README.md").read_text()
-    head = re.fullmatch(r"---\nlibrary_name: fastqt\ntags:\n((?:- [\w-]+\n)+)---\n.*", card, re.DOTALL)
+    card = card_of(tmp_path / "run")
+    head = re.fullmatch(r"---\nlibrary_name: onnx\ntags:\n((?:- [\w-]+\n)+)---\n.*", card, re.DOTALL)
     assert {"- sentence-similarity", "- fastqt", "- quickthoughts"} <= set(head[1].splitlines())
     assert "license" not in card
     assert str(tmp_path) not in card
@@ -192,36 +184,9 @@ def test_a_card_has_the_figures_of_the_model_that_was_kept(config, planted, tmp_
     lines = lines_of(tmp_path / "run")
     judged = lines if by_pairs else lines[1:]  # a loss of fresh weights does not count
     best = (max if by_pairs else min)(judged, key=lambda line: line[measure])
-    card = (tmp_path / "run/README.md").read_text()
+    card = card_of(tmp_path / "run")
     assert f"Step {best['step']}: the best one on held-out data" in card
     assert dict(rows(card, "Figures of the training"))[measure.replace("_", " ")] == f"{best[measure]:.4f}"
-
-
-def test_a_card_is_written_anew_unless_it_was_edited(config, tmp_path):
-    train(config, tmp_path / "run")
-    path = tmp_path / "run/README.md"
-    first = path.read_text()
-    train(replace(config, steps=5), tmp_path / "run", resume=True)
-    second = path.read_text()
-    assert "Step 3:" in first
-    assert "Step 5:" in second
-    path.write_text(second.replace("## Data", "## Our data"))
-    train(replace(config, steps=7), tmp_path / "run", resume=True)
-    assert path.read_text() == second.replace("## Data", "## Our data")
-
-
-def test_a_readme_of_the_user_is_kept_and_an_evaluation_of_another_model_left_out(config, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    for text in (b"# Mine\n", b"\xff"):
-        (run / "README.md").write_bytes(text)
-        train(config, run, resume=True)
-        assert (run / "README.md").read_bytes() == text
-    for text in ('{"tasks": ', "[]", '{"tasks": {"MR": {"accuracy": 1}}, "identity": "0"}'):
-        (run / "README.md").unlink()
-        (run / "evaluation.json").write_text(text)
-        train(config, run, resume=True)
-        assert "## Evaluation" not in (run / "README.md").read_text()
 
 
 @pytest.mark.parametrize("damage", ["5", "{", '{"step": "x", "loss": 1}', '{"step": -1}', '{"loss": 1}'])
@@ -236,35 +201,21 @@ def test_damaged_metrics_do_not_end_a_training(config, tmp_path, damage, capsys)
     assert train(replace(config, report_every=1, steps=5), run, resume=True).step == 5
     warning = f"fastqt: warning: {metrics} is damaged in 1 of its lines, first in line 1"
     assert warning in capsys.readouterr().err
-    assert "Step 5: the last report." in (run / "README.md").read_text()
+    assert "Step 5: the last report." in card_of(run)
     assert closing_table(run)
-
-
-def test_a_card_that_cannot_be_written_comes_with_the_next_call(config, tmp_path, monkeypatch, capsys):
-    """The model and the end of the training are stored before it."""
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr("fastqt.sentences.runs.card.write_text", full)
-        assert train(replace(config, keep_checkpoint=False), run).step == 3
-    told = f"fastqt: warning: the model card {run / 'README.md'} cannot be written: No space left on device\n"
-    assert told in capsys.readouterr().err
-    assert (run / "finished.json").exists()
-    assert not (run / "README.md").exists()
-    assert train(replace(config, keep_checkpoint=False), run, resume=True).taken == 0
-    assert "Step 3: the last report." in (run / "README.md").read_text()
 
 
 def test_bars_and_folders(config, tmp_path):
     """A bar in a name does not end its cell, and no folder of the machine is published."""
     train(config, tmp_path / "run")
     renamed = replace(config, corpus=(str(tmp_path / "a|b\n.txt"),), valid=str(tmp_path / "held out.txt"))
-    vocabulary = Vocabulary.load(tmp_path / "run/vocabulary.json")
-    model = build_model(renamed, len(vocabulary))
-    card = card_text(tmp_path / "run", renamed, model, progress_of(tmp_path / "run"))
+    card = card_of(tmp_path / "run", renamed)
     assert "| a\\|b\\n.txt | " in card
     assert dict(rows(card, "Options"))["--valid"] == "held out.txt"
-    assert "| a\\|b\\n.txt |\n" in card_text(tmp_path / "run", renamed, model, None)
+
+
+def test_results_of_another_model_or_damaged_ones_are_left_out(config, tmp_path):
+    train(config, tmp_path / "run")
+    for text in ('{"tasks": ', "[]", '{"tasks": {"MR": {"accuracy": 1}}, "identity": "0"}'):
+        (tmp_path / "run" / "evaluation.json").write_text(text)
+        assert "## Evaluation" not in card_of(tmp_path / "run")

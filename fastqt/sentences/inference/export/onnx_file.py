@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastqt.errors import InputError, one_line
+from fastqt.nn import Encoder
 from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.export.graph import Graph
 from fastqt.sentences.inference.export.probes import check_vectors
-from fastqt.sentences.inference.halves import halves_of
-from fastqt.sentences.inference.texts import in_words, tokens_of
+from fastqt.sentences.inference.halves import halves_of, tokens_of
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.encoders import form_of
 from fastqt.sentences.runs.lexicon import save_lexicon
 from fastqt.sentences.runs.model import prompts_of
 
@@ -76,7 +78,10 @@ def onnx_usage(config: TrainConfig) -> Usage:
             f"cut a text\nto {config.max_length} ids after that."
         )
     if any(prompts := prompts_of(config)):
-        notes += f"\n{in_words(prompts)}"
+        notes += (
+            f"\nThe training put {prompts.query!r} in front of queries and {prompts.document!r} in front of "
+            "documents."
+        )
     return Usage("onnx", USAGE.format(notes=notes, tokenize=tokenize))
 
 
@@ -139,3 +144,24 @@ def _in_silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
+
+
+class Graph(nn.Module):
+    """The vectors of a model with these encoders, of padded token ids, without lengths on the host.
+
+    Encoders compute with the words of a batch alone, which ONNX cannot express; the graphs of their forms
+    compute the same from the padded batch. Padding may be any ids: it is replaced by 0 before tables are
+    read. `normalize` scales each encoder's vectors to norm 1.
+    """
+
+    def __init__(self, halves: Sequence[Encoder], *, normalize: bool) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(form_of(half).graph(half) for half in halves)
+        self.normalize = normalize
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, E) of token ids (B, L) and a mask (B, L), both int64: 1 at words, which come first, and 0."""
+        valid = attention_mask > 0
+        tokens = torch.where(valid, input_ids, 0)
+        vectors = [half(tokens, valid) for half in self.halves]
+        return torch.cat([F.normalize(half, dim=1) if self.normalize else half for half in vectors], dim=1)

@@ -9,8 +9,8 @@ from fastqt.errors import InputError
 from fastqt.nn import BagOfWords
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export import export_run, onnx_file
-from fastqt.sentences.inference.texts import tokens_of
-from fastqt.sentences.runs.encoders.bag_of_words import BagOfWordsForm
+from fastqt.sentences.inference.halves import tokens_of
+from fastqt.sentences.runs.encoders import BagOfWordsForm
 from tests.shared.stored_runs import LINES, write_run
 from tests.shared.tokenizer_files import word_piece
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastqt.integrations.huggingface import HuggingFaceEncoder, untrained
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.encoders.forms import EncoderForm
+from fastqt.sentences.runs.encoders import EncoderForm
 
 
 class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
