@@ -8,19 +8,3 @@ command `fastqt`.
 What a user gives and cannot be used, such as a file that is missing or damaged, or an option out of range,
 raises an `fastqt.errors.InputError`, whose message names it. A docstring speaks of other errors alone.
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fastqt.sentences import cli, evaluation, inference, runs, text, train
-
-__all__ = ["cli", "evaluation", "inference", "runs", "text", "train"]
-
-if not TYPE_CHECKING:  # the command line answers `--help` without importing torch
-
-    def __getattr__(name: str) -> object:
-        """Imports a package of the wing when it is first used."""
-        if name in __all__:
-            return import_module(f"fastqt.sentences.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

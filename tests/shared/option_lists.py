@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fastqt.sentences.cli.declared import in_words
-from fastqt.sentences.options.evaluation import EvaluationOptions, MapOptions
-from fastqt.sentences.options.inference import (
+from fastqt.sentences.options.commands import (
     EmbedOptions,
+    EvaluationOptions,
     ExportOptions,
     IndexOptions,
     InferenceOptions,
+    MapOptions,
     MineOptions,
 )
 from fastqt.sentences.options.option import Option, options_of

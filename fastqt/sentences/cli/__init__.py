@@ -83,7 +83,7 @@ def _check_outputs(options: dict[str, Any]) -> None:
     if not os.path.isfile(path := options.get("json") or ""):
         return
 
-    from fastqt.sentences.runs.run_files import check_is_not_read
+    from fastqt.sentences.runs.lexicon import check_is_not_read
 
     words: list[str] = []
     for name, value in options.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fastqt.options import Device
 from fastqt.sentences.cli.declared import add_options
-from fastqt.sentences.options.inference import InferenceOptions
+from fastqt.sentences.options.commands import InferenceOptions
 from fastqt.sentences.options.option import Options, option, options_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fastqt.sentences.cli.command import Encoding
-from fastqt.sentences.options.inference import EmbedOptions
+from fastqt.sentences.options.commands import EmbedOptions
 from fastqt.sentences.options.option import option
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli.command import Encoding
-from fastqt.sentences.options.evaluation import GRIDS, ProtocolOptions
+from fastqt.sentences.options.commands import GRIDS, ProtocolOptions
 from fastqt.sentences.options.option import option
 
 if TYPE_CHECKING:

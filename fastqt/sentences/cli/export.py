@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fastqt.sentences.cli.command import Command
-from fastqt.sentences.options.inference import ExportOptions
+from fastqt.sentences.options.commands import ExportOptions
 from fastqt.sentences.options.option import option
 
 

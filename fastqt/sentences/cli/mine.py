@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastqt.sentences.cli.command import Encoding
-from fastqt.sentences.options.inference import MineOptions
+from fastqt.sentences.options.commands import MineOptions
 from fastqt.sentences.options.option import option
 
 
@@ -28,7 +28,7 @@ class Mine(Encoding, MineOptions):
     )
 
     def run(self) -> int:
-        from fastqt.sentences.inference.mine_file import mine_pairs
+        from fastqt.sentences.inference.mine import mine_pairs
 
         mined = mine_pairs(self.load(), self.pairs, self.corpus, self.out, self, format=self.format)
         print(f"{self.out}: {mined}")

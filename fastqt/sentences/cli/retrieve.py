@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli.command import OfModel
-from fastqt.sentences.options.evaluation import MapOptions
+from fastqt.sentences.options.commands import MapOptions
 from fastqt.sentences.options.option import option
 
 
@@ -38,8 +38,7 @@ class Retrieve(OfModel, MapOptions):
         except ImportError as error:
             raise InputError(f"retrieve: {error}") from error
         from fastqt.sentences.evaluation import captions as protocol
-        from fastqt.sentences.runs.digests import digest
-        from fastqt.sentences.runs.files import check_can_be_written, check_ending
+        from fastqt.sentences.runs.files import check_can_be_written, check_ending, digest
         from fastqt.sentences.text.reader import check_rereadable, check_stdin_once
 
         if self.json is not None:

@@ -4,15 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastqt.sentences.evaluation.classification import limited_data, nested_cross_validation
+    from fastqt.sentences.evaluation.classification import few_shot, limited_data, nested_cross_validation
     from fastqt.sentences.evaluation.encoders import WordVectors, load_encoder, random_encoder
     from fastqt.sentences.evaluation.ranking import ranking_metrics
     from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
-    from fastqt.sentences.evaluation.shots import few_shot
     from fastqt.sentences.evaluation.similarity import alignment, uniformity
     from fastqt.sentences.evaluation.suite import Results, evaluate
     from fastqt.sentences.inference.search import nearest
-    from fastqt.sentences.options.evaluation import PAPER_GRID, SENTEVAL_GRID
+    from fastqt.sentences.options.commands import PAPER_GRID, SENTEVAL_GRID
 
 __all__ = [
     "PAPER_GRID",
@@ -36,8 +35,8 @@ __all__ = [
 # Where the names are found when they are first used. The first three modules need neither SciPy nor
 # scikit-learn, so that a corpus is searched, and a search is judged, without the extra `eval`.
 _HOMES = (
-    *("evaluation.ranking", "inference.search", "options.evaluation", "evaluation.classification"),
-    *("evaluation.encoders", "evaluation.retrieval", "evaluation.shots", "evaluation.similarity"),
+    *("evaluation.ranking", "inference.search", "options.commands", "evaluation.classification"),
+    *("evaluation.encoders", "evaluation.retrieval", "evaluation.similarity"),
     "evaluation.suite",
 )
 

@@ -16,7 +16,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.evaluation.retrieval import Pairs, Retrieval, chance, fit_maps
 from fastqt.sentences.evaluation.suite import Results
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed
-from fastqt.sentences.options.evaluation import MapOptions
+from fastqt.sentences.options.commands import MapOptions
 from fastqt.sentences.text.reader import check_bytes, read_lines
 from fastqt.sentences.text.vectors import map_rows
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from fastqt.errors import InputError
 from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.tokens import list_of_texts
 from fastqt.options import Device
-from fastqt.sentences.evaluation.prompts import PromptedEncode
-from fastqt.sentences.evaluation.vectors import Encode
+from fastqt.sentences.evaluation.judged import JudgedSet
+from fastqt.sentences.evaluation.tasks import Task
+from fastqt.sentences.evaluation.vectors import Encode, Vectors
 from fastqt.sentences.inference.encoder import SentenceEncoder, set_inference
-from fastqt.sentences.runs.digests import digest, joined_digest
+from fastqt.sentences.options.commands import EvaluationOptions
+from fastqt.sentences.runs.files import digest, joined_digest
 from fastqt.sentences.text.reader import check_rereadable
 from fastqt.sentences.text.vectors import WordRows, read_counts, read_vectors
 
@@ -124,7 +127,6 @@ class NamedEncoder(NamedTuple):
 
     encode: Encode
     identity: str
-    of_run: SentenceEncoder | None = None  # the model, if it is one that `fastqt train` wrote
 
 
 def load_encoder(
@@ -181,4 +183,62 @@ def load_encoder(
     if any(encoder.prompts):
         encode = PromptedEncode(encoder, normalize=not raw)
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"
-    return NamedEncoder(encode, joined_digest(description, encoder.identity or ""), encoder)
+    return NamedEncoder(encode, joined_digest(description, encoder.identity or ""))
+
+
+class PromptedEncode:
+    """The function `encode` of a model with prompts: texts are encoded as queries.
+
+    A retrieval set has documents too, so that the vector of a text depends on more than its words. `evaluate`
+    therefore puts the prompts into the texts of tasks, and encodes these texts as they are, by `plain`.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, *, normalize: bool) -> None:
+        self.encoder, self.normalize = encoder, normalize
+
+    def __call__(self, texts: list[str]) -> NDArray[np.float32]:
+        return self.encoder.encode(texts, normalize=self.normalize)
+
+    def plain(self, texts: list[str]) -> NDArray[np.float32]:
+        """The vectors of texts that have their prompts already."""
+        config = replace(self.encoder.config, query_prompt="", document_prompt="")
+        return replace(self.encoder, config=config).encode(texts, normalize=self.normalize)
+
+    def prompted(self, task: Task) -> Task:
+        """A task whose texts begin with the prompts."""
+        query, document = self.encoder.prompts
+        if isinstance(task, JudgedSet):
+            return replace(
+                task,
+                queries={name: query + text for name, text in task.queries.items()},
+                documents={name: document + text for name, text in task.documents.items()},
+            )
+        return PromptedTask(task, query)
+
+
+@dataclass(frozen=True)
+class PromptedTask:
+    """A task whose texts have a prompt in front where they are encoded, and nowhere else."""
+
+    task: Task
+    prompt: str
+
+    def texts(self) -> Iterable[str]:
+        return (self.prompt + text for text in self.task.texts())
+
+    def check(self, options: EvaluationOptions) -> None:
+        self.task.check(options)
+
+    def evaluate(self, vectors: Vectors, options: EvaluationOptions) -> dict[str, Any]:
+        return self.task.evaluate(_PromptedVectors(vectors, self.prompt), options)
+
+
+class _PromptedVectors(Vectors):
+    """The vectors of sentences by the sentences without their prompt."""
+
+    def __init__(self, vectors: Vectors, prompt: str) -> None:
+        super().__init__(vectors.texts, vectors.matrix)
+        self.prompt = prompt
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return super().__call__([self.prompt + text for text in texts])

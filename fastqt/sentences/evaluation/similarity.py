@@ -16,7 +16,7 @@ from fastqt.errors import InputError
 from fastqt.sentences import metrics
 from fastqt.sentences.evaluation.classification import held_out_validated, pair_features
 from fastqt.sentences.evaluation.data import read_pairs
-from fastqt.sentences.options.evaluation import PAPER_GRID
+from fastqt.sentences.options.commands import PAPER_GRID
 
 DECIMALS = 6
 POSITIVE_SCORE = 4.0  # pairs with a higher gold score are the positives of alignment

@@ -22,12 +22,12 @@ from tqdm import tqdm
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.evaluation.data import find
+from fastqt.sentences.evaluation.encoders import PromptedEncode
 from fastqt.sentences.evaluation.judged import judged_sets, read_judged
-from fastqt.sentences.evaluation.prompts import PromptedEncode
 from fastqt.sentences.evaluation.tasks import Source, Task, sources
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed, say
 from fastqt.sentences.json_text import to_json
-from fastqt.sentences.options.evaluation import PAPER_GRID, EvaluationOptions, SSTTraining
+from fastqt.sentences.options.commands import PAPER_GRID, EvaluationOptions, SSTTraining
 from fastqt.sentences.runs.files import write_atomically
 
 # Stored in the JSON file, but not shown in the table.

@@ -35,7 +35,7 @@ from fastqt.sentences.evaluation.similarity import (
     why_undefined,
 )
 from fastqt.sentences.evaluation.vectors import Vectors
-from fastqt.sentences.options.evaluation import EvaluationOptions
+from fastqt.sentences.options.commands import EvaluationOptions
 
 RELATED_SCORES = 5  # those of SICK are from 1 to this
 

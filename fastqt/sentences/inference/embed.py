@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.options.inference import Side
+from fastqt.sentences.options.commands import Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
-from fastqt.sentences.runs.run_files import check_is_not_read
+from fastqt.sentences.runs.lexicon import check_is_not_read
 from fastqt.sentences.text.reader import read_lines
 
 ENDING = ".npy"

@@ -17,10 +17,10 @@ from fastqt.errors import InputError
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.tokens import list_of_texts
-from fastqt.sentences.options.inference import InferenceOptions, Side
+from fastqt.sentences.options.commands import InferenceOptions, Side
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_weights, load_weights, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import joined_digest
+from fastqt.sentences.runs.files import joined_digest
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
 from fastqt.sentences.runs.model import (
     Model,

@@ -29,9 +29,9 @@ from fastqt.sentences.inference.best import Flat, Hits, blocks
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.search import Neighbor, encode_queries, normalized
 from fastqt.sentences.json_text import field, parse_object, to_json
-from fastqt.sentences.options.inference import IndexOptions
+from fastqt.sentences.options.commands import IndexOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
-from fastqt.sentences.runs.run_files import check_is_not_read
+from fastqt.sentences.runs.lexicon import check_is_not_read
 from fastqt.sentences.text import read_blocks
 from fastqt.sentences.text.reader import check_bytes
 

@@ -13,7 +13,7 @@ from fastqt.errors import InputError
 from fastqt.nn.tokens import list_of_texts
 from fastqt.sentences.inference.best import Best
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.options.inference import Side
+from fastqt.sentences.options.commands import Side
 from fastqt.sentences.text import read_blocks
 
 

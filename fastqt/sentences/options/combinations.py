@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastqt.errors import InputError
-from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.options.training import TrainOptions
 
 
@@ -47,13 +46,6 @@ def _check_encoder(config: TrainOptions) -> None:
     kind = config.encoder_kind
     if ("checkpoint" in kind.needs) != (config.checkpoint is not None):
         raise InputError(f"checkpoint: want with encoder huggingface alone, got {config.checkpoint!r}")
-    if config.compile and not kind.compiles:
-        those = " or ".join(kind.name for kind in ENCODERS.values() if kind.compiles)
-        raise InputError(
-            f"compile: want it with encoder {those}, because nothing of the others becomes "
-            f"faster: their operations depend on the lengths of sentences, or are compiled already; got "
-            f"{config.encoder}"
-        )
     if kind.has_heads and config.word_dim is not None and config.word_dim % config.heads:
         raise InputError(f"heads: want a divisor of word_dim {config.word_dim}, got {config.heads}")
     if kind.bidirectional and config.hidden_size % 2:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 class EncoderKind:
     """What settings, training and export have to know of an encoder.
 
-    What needs torch is in its form: how it is made of the settings, compiled and exported.
+    What needs torch is in its form: how it is made of the settings, and exported.
     """
 
     name: str  # as --encoder has it
@@ -19,7 +19,6 @@ class EncoderKind:
     bidirectional: bool = False  # whether each of two directions has half of hidden_size
     has_heads: bool = False  # whether it has attention heads, each with an equal part of word_dim
     has_states: bool = False  # whether it has a state for each word, from which masked words are predicted
-    compiles: bool = False  # whether it is faster when torch compiles it
     is_table: bool = False  # whether it has no weights but word vectors
     channel: str = ""  # of an encoder of two channels, one of them on frozen word vectors: the kind of both
     parts: tuple[str, ...] = ()  # of a model of several models: the encoder of each
@@ -34,7 +33,6 @@ TRANSFORMER = EncoderKind(
     "encoders.TransformerForm",
     has_heads=True,
     has_states=True,
-    compiles=True,
 )
 CHECKPOINT = EncoderKind(
     "huggingface",
@@ -42,7 +40,6 @@ CHECKPOINT = EncoderKind(
     "checkpoint_form.CheckpointForm",
     needs=("checkpoint",),
     has_states=True,
-    compiles=True,
 )
 CHANNELS = EncoderKind("mc-gru", "Combine", "encoders.ChannelsForm", needs=("vectors",), channel="gru")
 

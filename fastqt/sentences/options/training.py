@@ -210,12 +210,6 @@ class RunOptions:
         resume="change",
     )
     device: Device = option("auto", "where to compute", resume="change")
-    compile: bool = option(
-        False,
-        "let torch compile the encoder, transformer or huggingface, in the first steps; vectors differ by "
-        "rounding alone",
-        resume="change",
-    )
     timeout: int = option(
         600,
         "under torchrun, seconds after which a process that does not answer ends the training",

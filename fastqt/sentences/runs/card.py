@@ -20,7 +20,7 @@ from fastqt.sentences.options.option import options_of
 from fastqt.sentences.options.training import RunOptions
 from fastqt.sentences.runs.checkpoint import CHECKPOINT, EVALUATION, METRICS, read_progress
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import joined_digest
+from fastqt.sentences.runs.files import joined_digest
 from fastqt.sentences.runs.metrics_file import best_of, is_figure, read_metrics
 from fastqt.sentences.runs.model import Model
 from fastqt.sentences.runs.progress import Progress, read_finished

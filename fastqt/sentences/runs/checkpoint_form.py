@@ -1,12 +1,11 @@
-"""How Hugging Face checkpoints become encoders, and are compiled and exported."""
+"""How Hugging Face checkpoints become encoders, and are exported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastqt.integrations.huggingface import HuggingFaceEncoder, untrained
 from fastqt.sentences.runs.config import TrainConfig
@@ -18,9 +17,6 @@ class CheckpointForm(EncoderForm[HuggingFaceEncoder]):
         directory = cast("str", config.checkpoint)
         source = (directory,) if pretrained else untrained(directory)
         return HuggingFaceEncoder(*source, pooling=config.pooling, max_length=config.max_length)
-
-    def compiled(self, encoder: HuggingFaceEncoder) -> Iterator[nn.Module]:
-        yield encoder.model
 
     def vectors(self, encoder: HuggingFaceEncoder, tokens: Tensor, valid: Tensor) -> Tensor:
         # Some models derive the positions of words from which ids are padding ids.

@@ -1,9 +1,9 @@
-"""How the sentence encoders are made of the settings of a run, compiled and exported."""
+"""How the sentence encoders are made of the settings of a run, and exported."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -30,10 +30,6 @@ class EncoderForm(Generic[E]):
     def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> E:
         """A freshly initialised encoder, on the CPU; for the arguments see `build_model`."""
         raise NotImplementedError
-
-    def compiled(self, encoder: E) -> Iterator[nn.Module]:
-        """The modules of an encoder that torch compiles."""
-        yield from ()
 
     def graph(self, encoder: E) -> nn.Module:
         """The module of `vectors`, which an export to ONNX traces."""
@@ -171,14 +167,6 @@ class TransformerForm(EncoderForm[Transformer]):
             max_length=config.max_length,
             sparse=not predicts_words,  # a softmax over all words gives all of them a gradient
         )
-
-    def compiled(self, encoder: Transformer) -> Iterator[nn.Module]:
-        """The layers, which have nearly all of its operations.
-
-        What is around them has shapes that depend on the lengths of sentences, and a table with a sparse
-        gradient, which torch's compiler does not take.
-        """
-        yield from encoder.layers
 
     def vectors(self, encoder: Transformer, tokens: Tensor, valid: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)

@@ -1,9 +1,10 @@
-"""Writes a file completely or not at all, and never puts a file in the place of something else."""
+"""Writes a file completely or not at all, never in the place of something else; and digests of files."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from fastqt.errors import InputError
 
+CHUNK = 1 << 20  # bytes
 PARTIAL = ".partial"  # how the name of a file that is still being written ends
 
 
@@ -107,3 +109,26 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def joined_digest(*digests: str) -> str:
+    """The SHA-256 of several texts, such as the digests of files."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
+def digest_of_folder(path: Path) -> str:
+    """The SHA-256 of the names and the digests of all files in a directory."""
+    sha256 = hashlib.sha256()
+    for each in sorted(path.rglob("*")):
+        if each.is_file():
+            sha256.update(f"{each.relative_to(path).as_posix()}\0{digest(each)}\0".encode())
+    return sha256.hexdigest()

@@ -1,22 +1,34 @@
-"""The vocabulary or the tokenizer of a run: how it is stored, loaded, and told from others."""
+"""The files of a run, and how its vocabulary or tokenizer is stored, loaded, and told from others."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.runs.checkpoint import VOCABULARY, write_text
+from fastqt.sentences.runs.checkpoint import (
+    CHECKPOINT,
+    CONFIG,
+    METRICS,
+    MODEL,
+    VECTORS,
+    VOCABULARY,
+    write_text,
+)
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest, digest_of_folder
+from fastqt.sentences.runs.files import digest, digest_of_folder
+from fastqt.sentences.runs.progress import FINISHED
 from fastqt.sentences.text import Lexicon, Vocabulary
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import CheckpointVocabulary
 
 HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
+# The files of a run. config.json is the first one that a training writes, and the last one is a folder.
+RUN_FILES = (CONFIG, VOCABULARY, VECTORS, METRICS, MODEL, CHECKPOINT, FINISHED, HUGGINGFACE)
 
 
 def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
@@ -65,3 +77,14 @@ def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
         write_text(directory / VOCABULARY, lexicon.to_json())
     else:
         cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)
+
+
+def check_is_not_read(out: str | Path, inputs: Iterable[str | Path]) -> None:
+    """Checks, before any work, that a file to write is none of those that are read, nor of a run that is."""
+    if not Path(out).is_file():
+        return
+    for path in map(Path, inputs):
+        of_run = [path / name for name in RUN_FILES] + list((path / HUGGINGFACE).glob("*"))
+        for file in of_run if path.is_dir() else [path]:
+            if file.is_file() and os.path.samefile(file, out):
+                raise InputError(f"cannot write {out}: {file} is read, and would be lost; want another name")

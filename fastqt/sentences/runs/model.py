@@ -15,8 +15,8 @@ from fastqt.nn.combine import share_frozen_tables
 from fastqt.sentences.kinds.kind import Build
 from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest, joined_digest
 from fastqt.sentences.runs.encoders import load_form
+from fastqt.sentences.runs.files import digest, joined_digest
 from fastqt.sentences.runs.lexicon import lexicon_digest
 from fastqt.sentences.text import Prompts
 from fastqt.sentences.text.reader import check_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,6 @@ class Batch(NamedTuple):
     tokens: Tensor  # (B, L) int64; padded with 0
     lengths: Tensor  # (B,) int64, 1..L
     document_ids: Tensor  # (B,) int64
-    position: Position  # where reading continues after this batch
     pieces: Tensor | None = None  # (B,) int64, the span of each sentence, if the batch has several
 
 
@@ -39,40 +39,24 @@ def batches(
     vocabulary: Lexicon,
     batch_size: int,
     *,
-    start: Position | None = None,
-    smallest: int = 1,
+    most: int = sys.maxsize,
     columns: Columns | None = None,
 ) -> Iterator[Batch]:
-    """Streams one pass over a corpus as batches of `batch_size` consecutive sentences.
+    """Streams the first `most` batches of a corpus, each of `batch_size` consecutive sentences.
 
-    The last batch of the pass holds the remaining sentences. It is dropped if it has fewer than `smallest`; a
-    whole pass with fewer sentences than a batch is refused. An interrupted pass is resumed at `start`, the
-    `position` of its last batch. Files and columns are as in `read_blocks`.
+    What remains is dropped, and a corpus with fewer sentences than a batch is refused. Files and columns are
+    as in `read_blocks`.
     """
-    parts: list[Encoded] = []
-    documents: list[int] = []
-    last = start
-
-    for block in read_blocks(files, start, columns=columns):
-        encoded = vocabulary.encode(block.sentences)
-        ends = np.cumsum(encoded.lengths)
-        used = 0
-        while len(documents) + len(block.sentences) - used >= batch_size:
-            end = used + batch_size - len(documents)
-            parts.append(_slice(encoded, ends, used, end))
-            last = block.position(end - 1)
-            yield _batch(parts, documents + block.documents[used:end], last)
-            parts, documents, used = [], [], end
-
-        if used < len(block.sentences):
-            parts.append(_slice(encoded, ends, used, len(block.sentences)))
-            documents += block.documents[used:]
-            rest = block.position(-1)
-
-    if last is None:
-        raise InputError(too_short(files, len(documents), batch_size))
-    if documents and len(documents) >= smallest:
-        yield _batch(parts, documents, rest)
+    sentences = 0
+    for block in read_blocks(files, columns=columns):
+        sentences += len(block.sentences)
+        if sentences >= most * batch_size:
+            break
+    if sentences < batch_size:
+        raise InputError(too_short(files, sentences, batch_size))
+    sizes = [batch_size] * min(sentences // batch_size, most)
+    for batch, _ in span_batches(files, vocabulary, sizes, [Span(Position(), sentences)], columns):
+        yield batch
 
 
 def span_batches(
@@ -113,7 +97,7 @@ def span_batches(
             if len(documents) == size:
                 position = block.position(end - 1)
                 rest = (Span(position, left - end),) if left > end else ()
-                yield _in_pieces(_batch(parts, documents, position), pieces), (*rest, *spans[piece + 1 :])
+                yield _in_pieces(_batch(parts, documents), pieces), (*rest, *spans[piece + 1 :])
                 size = next(wanted, None)
                 if size is None:
                     return
@@ -204,8 +188,8 @@ def _slice(encoded: Encoded, ends: NDArray[np.int64], first: int, last: int) -> 
     return Encoded(encoded.ids[begin : ends[last - 1]], encoded.lengths[first:last])
 
 
-def _batch(parts: Sequence[Encoded], documents: list[int], position: Position) -> Batch:
+def _batch(parts: Sequence[Encoded], documents: list[int]) -> Batch:
     ids = np.concatenate([part.ids for part in parts])
     lengths = np.concatenate([part.lengths for part in parts])
     tokens, sizes = pad(Encoded(ids, lengths))
-    return Batch(tokens, sizes, torch.tensor(documents, dtype=torch.int64, device="cpu"), position)
+    return Batch(tokens, sizes, torch.tensor(documents, dtype=torch.int64, device="cpu"))

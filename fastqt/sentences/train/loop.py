@@ -16,7 +16,6 @@ from fastqt.sentences.runs.metrics_file import MetricsLog
 from fastqt.sentences.runs.progress import FINISHED, save_finished
 from fastqt.sentences.text import Batch, Sample, Span
 from fastqt.sentences.train.clock import Moment, Parts, begin_peak, peak_memory
-from fastqt.sentences.train.compiled import compile_encoders
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Objective, Turn
 from fastqt.sentences.train.optim import clip_gradients
@@ -64,7 +63,6 @@ class Trainer:
         if config.steps is not None:
             self.last_step = min(self.last_step, config.steps)
 
-        compile_encoders(self.model, config, training.device)
         self.parts = Parts()
         self.precision = Precision(config.precision, training.device, progress)
         self.factor = Factor(config, self.last_step)

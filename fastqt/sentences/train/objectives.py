@@ -176,10 +176,8 @@ class Objective(ABC, Generic[B]):
         config = self.config
         if config.valid is None or not self.ranks.is_first:
             return
-        size = config.batch_size
-        valid = batches([config.valid], self.vocabulary, size, smallest=size, columns=self.training.columns)
-        for _, batch in zip(range(config.valid_batches), valid, strict=False):
-            yield batch
+        size, most = config.batch_size, config.valid_batches
+        yield from batches([config.valid], self.vocabulary, size, most=most, columns=self.training.columns)
 
 
 class ShuffledObjective(Objective[Sample]):

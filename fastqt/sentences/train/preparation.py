@@ -15,13 +15,11 @@ from typing import Literal, cast
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest
-from fastqt.sentences.runs.files import PARTIAL
-from fastqt.sentences.runs.lexicon import lexicon_digest, load_lexicon, load_tokenizer
+from fastqt.sentences.runs.files import PARTIAL, digest
+from fastqt.sentences.runs.lexicon import RUN_FILES, lexicon_digest, load_lexicon, load_tokenizer
 from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.runs.progress import Progress, read_finished
-from fastqt.sentences.runs.run_files import RUN_FILES
 from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import beside

@@ -13,7 +13,7 @@ from torch import nn
 from fastqt.errors import InputError
 from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.files import digest
 from fastqt.sentences.runs.model import tables_of_vectors
 from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.text.vectors import vectors_of, width_of

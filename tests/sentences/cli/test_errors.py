@@ -122,7 +122,7 @@ REFUSED = [
     ("check --quick --device cpu meta", "--device: want one that torch can use here, cpu"),
     ("check --quick --device cpu:7", "--device: want a number below 1"),
     ("check --quick --seconds 0", "--seconds: want more than 0, got 0"),
-    ("compile info_nce --workers -1", "--workers: want at least 1, got -1"),
+    ("compile info_nce --workers -1", "workers: want at least 1, got -1"),
     ("compile info_nce --option scale", "--option: want NAME=VALUE, got 'scale'"),
     ("compile info_nce --target sm_90", "unset TRITON_INTERPRET"),
 ]

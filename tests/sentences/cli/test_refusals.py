@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from fastqt.sentences.cli import main
-from fastqt.sentences.options.evaluation import EvaluationOptions, MapOptions
-from fastqt.sentences.options.inference import (
+from fastqt.sentences.options.commands import (
     EmbedOptions,
+    EvaluationOptions,
     ExportOptions,
     IndexOptions,
     InferenceOptions,
+    MapOptions,
     MineOptions,
 )
 from fastqt.sentences.options.option import options_of

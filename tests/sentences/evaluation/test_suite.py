@@ -15,7 +15,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.evaluation import SENTEVAL_GRID, evaluate
 from fastqt.sentences.evaluation.data import read_pairs
 from fastqt.sentences.evaluation.tasks import Similar, sources
-from fastqt.sentences.options.evaluation import EvaluationOptions as Options
+from fastqt.sentences.options.commands import EvaluationOptions as Options
 from tests.shared.planted_tasks import BagOfWords, write, write_tasks
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from fastqt.sentences.cli import main
 from fastqt.sentences.evaluation import load_encoder
 from fastqt.sentences.inference.encoder import SentenceEncoder, chosen_inference, set_inference
 from fastqt.sentences.inference.interpolate import sentences_between, vectors_between
-from fastqt.sentences.options.inference import InferenceOptions
+from fastqt.sentences.options.commands import InferenceOptions
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Corpus, Vocabulary, pad

@@ -9,9 +9,8 @@ import torch
 from fastqt.errors import InputError
 from fastqt.sentences.inference import best
 from fastqt.sentences.inference import mine as module
-from fastqt.sentences.inference.mine import mine
-from fastqt.sentences.inference.mine_file import mine_pairs
-from fastqt.sentences.options.inference import MineOptions
+from fastqt.sentences.inference.mine import mine, mine_pairs
+from fastqt.sentences.options.commands import MineOptions
 
 OPTIONS = [
     {},

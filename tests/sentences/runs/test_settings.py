@@ -103,8 +103,6 @@ REFUSED = [
     ({"encoder": "bigru", "hidden_size": 7}, "hidden_size: want an even number for bigru, got 7"),
     ({"encoder": "combine", "hidden_size": 7}, "hidden_size: want an even number for combine, got 7"),
     ({"encoder": "combine", "model": "simcse"}, "encoder: want one of .* with model simcse, got 'combine'"),
-    ({"compile": True}, "compile: want it with encoder transformer or .*; got bow"),
-    ({"encoder": "combine", "compile": True}, "compile: want it with encoder transformer.*; got"),
     ({"early_stop": 3}, "early_stop: want it with dev or valid, .*, got 3"),
     ({"early_stop": 0, "valid": "y"}, "early_stop: want at least 1, got 0"),
     ({"learning_rate": float("nan")}, "learning_rate: want at least 0, got nan"),

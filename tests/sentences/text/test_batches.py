@@ -20,8 +20,8 @@ from fastqt.sentences.text import (
     read_blocks,
     read_triplets,
     reader,
-    triplets,
 )
+from fastqt.sentences.text import corpus as corpus_module
 from fastqt.sentences.text.batches import equal_shares, span_batches, split
 
 
@@ -63,25 +63,11 @@ def test_batches_are_consecutive_sentences(corpus, vocabulary, batch_size, read_
         assert batch.lengths.tolist() == [len(line) for line in part]
         assert batch.document_ids.tolist() == documents[number * batch_size : (number + 1) * batch_size]
         assert {tensor.dtype for tensor in batch[:3]} == {torch.int64}
-    assert sum(len(batch.lengths) for batch in found) == len(sentences)
+    assert len(found) == len(sentences) // batch_size
+    assert len(list(batches(files, vocabulary, batch_size, most=2))) == min(len(found), 2)
 
 
-def test_interrupted_pass_resumes_at_the_same_sentence(corpus, vocabulary):
-    files = corpus[0]
-    found = list(batches(files, vocabulary, 4))
-    for done, batch in enumerate(found, start=1):
-        rest = list(batches(files, vocabulary, 4, start=batch.position))
-        assert len(rest) == len(found) - done
-        for one, other in zip(rest, found[done:], strict=True):
-            assert torch.equal(one.tokens, other.tokens)
-            assert torch.equal(one.document_ids, other.document_ids)
-            assert one.position == other.position
-
-
-def test_a_last_batch_or_a_corpus_that_is_too_small(corpus, vocabulary, tmp_path):
-    for smallest, kept in ((3, [3]), (4, [])):
-        sizes = [len(batch.lengths) for batch in batches(corpus[0], vocabulary, 10, smallest=smallest)]
-        assert sizes == [10, 10, *kept]
+def test_a_corpus_that_is_too_small(corpus, vocabulary, tmp_path):
     shorter = r"shorter than a batch: 23 sentences in .*0\.txt, .*1\.txt, batch size 24"
     with pytest.raises(InputError, match=shorter):
         list(batches(corpus[0], vocabulary, 24))
@@ -200,7 +186,7 @@ TEXT = (
     ("ending", "opener"), [(".tsv", open), (".tsv.gz", gzip.open), (".tsv.xz", lzma.open)]
 )
 def test_rows_of_all_files_are_read_in_order(tmp_path, monkeypatch, ending, opener, together):
-    monkeypatch.setattr(triplets, "ROWS_TOGETHER", together)
+    monkeypatch.setattr(corpus_module, "ROWS_TOGETHER", together)
     path = str(tmp_path / f"rows{ending}")
     with opener(path, "wb") as file:
         file.write(TEXT.encode())

@@ -166,7 +166,7 @@ def test_ranks_train_on_spans_as_one_does_on_separate_texts(pool, numbered, tmp_
         pieces = torch.cat([torch.full_like(part.lengths, rank) for rank, part in enumerate(batch)])
         tokens = torch.cat([part.tokens for part in batch])
         lengths = torch.cat([part.lengths for part in batch])
-        losses.append(float(one.step(Batch(tokens, lengths, apart, batch[-1].position, pieces))[0]))
+        losses.append(float(one.step(Batch(tokens, lengths, apart, pieces))[0]))
     assert [line["loss"] for line in lines_of(tmp_path / "four")] == pytest.approx(losses, rel=1e-5)
     assert_near(load_file(tmp_path / "four" / "model.safetensors"), one.model.state_dict())
 

@@ -8,7 +8,7 @@ import torch
 
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.text import Batch, Position, Vocabulary
+from fastqt.sentences.text import Batch, Vocabulary
 from fastqt.sentences.train.context import SkipThoughtsObjective
 from fastqt.sentences.train.training import Training
 from tests.shared.tolerances import FLOAT64
@@ -73,7 +73,7 @@ def objective_of(planted, **options):
 def batch_of(documents=DOCUMENTS, pieces=None):
     tokens = torch.randint(12, (8, 4), generator=torch.Generator().manual_seed(1))
     pieces = None if pieces is None else torch.tensor(pieces)
-    return Batch(tokens, torch.tensor(LENGTHS), torch.tensor(documents), Position(), pieces)
+    return Batch(tokens, torch.tensor(LENGTHS), torch.tensor(documents), pieces)
 
 
 @pytest.mark.parametrize("encoder", ["gru", "bigru"])

@@ -1,12 +1,10 @@
-"""Each step is torch's own: rates, optimisers, 16 bits, learnt scales, compiled."""
+"""Each step is torch's own: rates, optimisers, 16 bits, learnt scales."""
 
 import math
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
@@ -15,20 +13,14 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import batches
 from fastqt.sentences.train import train
-from fastqt.sentences.train.loop import Trainer
-from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.schedule import Factor
-from fastqt.sentences.train.training import Training
-from tests.shared.tiny_bert import write_tiny_bert
 from tests.shared.tolerances import FLOAT64
-from tests.shared.trainings import assert_same_run, metrics, stopping, trainer_of
+from tests.shared.trainings import trainer_of
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 1, "report_every": 1}
 SMALL |= {"layers": 1, "heads": 2, "feedforward": 8, "dropout": 0.0}
 STEPS = 30
 SHORT = ["bfloat16", "float16"]
-# torch's compiler looks at gradients of tensors that have none, and hides its own warning, but not an error.
-COMPILED = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 def torch_schedule(optimizer, name, warmup, steps):
@@ -185,84 +177,6 @@ def test_a_scale_is_learnt_as_a_logarithm_that_is_clamped(planted, tmp_path, chu
         assert scales[-1] == pytest.approx(learnt.detach().exp().item(), rel=FLOAT64)
     assert max(scales) == pytest.approx(5.07), "the limit was not reached"
     assert len(set(scales)) > 1
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Traces modules and differentiates them as the compiler does, but makes no machine code of them."""
-    original = torch.nn.Module.compile
-    monkeypatch.setattr(
-        torch.nn.Module,
-        "compile",
-        lambda self, dynamic, options: original(self, dynamic=dynamic, backend="aot_eager"),
-    )
-    monkeypatch.setattr("fastqt.sentences.train.compiled._check_compiler", lambda device: None)
-
-
-def assert_same_steps(config, folder):
-    """The losses and measured tensors of some steps are those without the compiler."""
-    results = []
-    for each in (config, replace(config, compile=False)):
-        vocabulary, progress = read_corpus(each, list(each.corpus), 1)
-        trainer = Trainer(Training(each, list(each.corpus), vocabulary, folder, progress))
-        found = []
-        for _, turn in zip(range(3), trainer.objective.turns(progress), strict=False):
-            loss, measured = trainer.step(turn.batch, turn.sizes)
-            found += [loss, *measured]
-        results.append((found, trainer.model.state_dict().keys()))
-    (ours, names), (theirs, wanted) = results
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert names == wanted
-
-
-@pytest.mark.slow
-@COMPILED
-@pytest.mark.parametrize("options", [{}, {"model": "simcse", "chunk": 20}], ids=str)
-def test_steps_of_a_compiled_transformer_are_those_without_the_compiler(planted, tmp_path, quick, options):
-    """With dropout, which draws the same numbers, and with batches of several lengths."""
-    settings = SMALL | {"encoder": "transformer", "compile": True, "dropout": 0.2} | options
-    assert_same_steps(TrainConfig((planted[0],), **settings), tmp_path)
-
-
-@pytest.mark.slow
-@COMPILED
-def test_steps_of_a_compiled_checkpoint_are_those_without_the_compiler(tmp_path, quick):
-    write_tiny_bert(tmp_path / "bert")
-    settings = {"encoder": "huggingface", "checkpoint": str(tmp_path / "bert"), "model": "simcse"}
-    text = "\n".join("the cat sat on a mat ."[: 5 + number % 17] for number in range(150))
-    (tmp_path / "text").write_text(text)
-    settings |= {"batch_size": 50, "compile": True, "max_length": 12}
-    assert_same_steps(TrainConfig((str(tmp_path / "text"),), **settings), tmp_path)
-
-
-@pytest.mark.slow
-@COMPILED
-def test_a_resumed_compiled_training_has_the_bits_of_a_whole_one(planted, tmp_path):
-    """Though it begins with a batch of another shape; with machine code, on this machine's compiler."""
-    settings = SMALL | {"encoder": "transformer", "compile": True, "model": "simcse", "dropout": 0.2}
-    config = TrainConfig((planted[0],), valid=planted[1], valid_every=5, keep_checkpoint=True, **settings)
-    train(config, tmp_path / "whole")
-    assert train(config, tmp_path / "parts", display=stopping(4)).stopped_by == signal.SIGTERM
-    train(config, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
-
-    train(replace(config, compile=False), tmp_path / "eager")
-    names = [set(load_file(tmp_path / run / "model.safetensors")) for run in ("whole", "eager")]
-    assert names[0] == names[1]
-    losses = [[line["loss"] for line in metrics(tmp_path / run)] for run in ("whole", "eager")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
-def test_a_machine_on_which_torch_cannot_compile_is_told(planted, tmp_path, monkeypatch):
-    def fail(*_, **options):
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(torch, "compile", fail)
-    config = TrainConfig((planted[0],), **SMALL | {"encoder": "transformer", "compile": True})
-    with pytest.raises(InputError, match=r"compile: want a machine .*; it fails with: no C\+\+ compiler"):
-        train(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_schedule_is_not_resumed_towards_another_end(planted, tmp_path):

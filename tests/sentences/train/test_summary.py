@@ -8,7 +8,7 @@ import pytest
 
 from fastqt.sentences.runs.card import Usage, card_text, progress_of
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.digests import digest
+from fastqt.sentences.runs.files import digest
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train

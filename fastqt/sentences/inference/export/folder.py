@@ -1,4 +1,4 @@
-"""Writes a whole directory, or nothing."""
+"""Writes a whole directory, or nothing, after it was checked that its vectors are those of the model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastqt.errors import InputError
+from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.json_text import field, read_object, to_json
 from fastqt.sentences.runs.files import PARTIAL, sync
+from fastqt.sentences.text import Vocabulary
 
 MANIFEST = "export.json"  # what an exported directory holds; by it --overwrite knows such a directory
 LARGEST_FILE = 1 << 20  # bytes of an export.json
+TOLERANCE = 1e-5  # of a vector's elements, at norm 1: several roundings of float32 in another order of sums
+WORDS = 40  # of the vocabulary that the texts are made of
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # Linux's own numbers
 
 
@@ -123,3 +131,38 @@ def _listed(folder: Path) -> set[str]:
         return set(map(str, field(read_object(path, most_bytes=LARGEST_FILE), "files", list, path)))
     except FileNotFoundError:
         return set()
+
+
+def probes(encoder: SentenceEncoder) -> list[str]:
+    """Texts of several lengths: words of the vocabulary, unknown ones, and more than the model keeps."""
+    vocabulary = cast("Vocabulary", encoder.vocabulary)
+    special = set(vocabulary.special_ids())
+    known = sorted(word for word, number in vocabulary.tokenizer.get_vocab().items() if number not in special)
+    words = known[:: max(1, len(known) // WORDS)]
+    length = vocabulary.max_length + 3
+    too_long = " ".join((words * length)[:length])
+    return [words[-1], " ".join(words[:5]), "œuvre qwxyz", f"{words[0]} qwxyz {words[-1]} .", too_long]
+
+
+def check_vectors(
+    encoder: SentenceEncoder,
+    encode: Callable[[Sequence[str]], NDArray[Any]],
+    *,
+    normalize: bool,
+    format: str,
+) -> None:
+    """Compares the vectors of an export with those of the run: of all probes together, and of one alone."""
+    texts = probes(encoder)
+    wanted = encoder.encode(texts, normalize=normalize)
+    vectors = np.concatenate([encode(texts), encode(texts[1:2])])
+    expected = np.concatenate([wanted, wanted[1:2]])
+
+    if vectors.shape != expected.shape:
+        raise InputError(f"format: {format} gives vectors of shape {vectors.shape}, want {expected.shape}")
+    largest = max(1.0, float(np.abs(expected).max()))
+    error = float(np.abs(vectors - expected).max())
+    if not error <= TOLERANCE * largest:
+        raise InputError(
+            f"format: the vectors in {format} differ from those of this model by {error:.1e}, want at most "
+            f"{TOLERANCE * largest:.0e}: the libraries compute this encoder differently"
+        )

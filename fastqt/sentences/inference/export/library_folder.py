@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.export.probes import check_vectors
+from fastqt.sentences.inference.export.folder import check_vectors
 from fastqt.sentences.inference.halves import halves_of
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.config import TrainConfig

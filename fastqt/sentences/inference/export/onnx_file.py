@@ -21,7 +21,7 @@ from fastqt.errors import InputError, one_line
 from fastqt.nn import Encoder
 from fastqt.nn.modes import evaluating
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.export.probes import check_vectors
+from fastqt.sentences.inference.export.folder import check_vectors
 from fastqt.sentences.inference.halves import halves_of, tokens_of
 from fastqt.sentences.runs.card import Usage
 from fastqt.sentences.runs.config import TrainConfig

@@ -12,7 +12,7 @@ from fastqt.errors import InputError
 from fastqt.sentences.inference import export
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export import export_run, folder
-from fastqt.sentences.inference.export.probes import check_vectors
+from fastqt.sentences.inference.export.folder import check_vectors
 from tests.shared.stored_runs import write_run
 
 pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
