@@ -33,7 +33,7 @@ class Evaluate(Encoding, ProtocolOptions):
     )
 
     data: str = option(help="directory with one folder per task, or a set in BEIR's format", file="DIR")
-    tasks: str | None = option(None, "tasks, such as MR,CR (default: all in DIR)")
+    tasks: str | None = option(None, "tasks, as MR,CR,… (default: all in DIR)")
     baseline: bool = option(False, "evaluate the same model with random weights too, and show both")
     json: str | None = option(None, "file for all results", file="OUT")
     grid: Literal["paper", "senteval"] = option("paper", "values of C: 2^0 to 2^8, or 2^-2 to 2^3")

@@ -9,14 +9,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
 from fastqt.sentences.evaluation import classification as module
-from fastqt.sentences.evaluation import (
+from fastqt.sentences.evaluation.classification import (
+    accuracy,
     cross_validated,
     few_shot,
     held_out_validated,
     limited_data,
     nested_cross_validation,
+    split,
 )
-from fastqt.sentences.evaluation.classification import accuracy, split
 from fastqt.sentences.evaluation.logistic import fit, one_hot
 from tests.shared.tolerances import FITTED
 

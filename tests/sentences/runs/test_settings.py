@@ -11,7 +11,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.options.encoders import ENCODERS
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model, outline, tables_of_vectors, word_tables
-from fastqt.sentences.text import limits
+from fastqt.sentences.text import reader
 from fastqt.sentences.train import train
 
 CONFIG = TrainConfig(("x.txt",), encoder="gru", steps=3)
@@ -291,11 +291,11 @@ def test_an_outline_draws_no_random_numbers(encoder):
 
 
 def test_half_of_the_memory_is_the_limit(monkeypatch):
-    monkeypatch.setattr(limits, "machine_memory", lambda: 2000)
-    limits.check_bytes(1000, "x")
+    monkeypatch.setattr(reader, "machine_memory", lambda: 2000)
+    reader.check_bytes(1000, "x")
     message = "x: want at most half of this machine's memory, 1,000 bytes, got 1,001"
     with pytest.raises(InputError, match=message):
-        limits.check_bytes(1001, "x")
+        reader.check_bytes(1001, "x")
 
 
 V, W, H = 11, 4, 6
