@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,16 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:40]!r} occurs twice")
     return members
+
+
+# What evaluations store beside the figures of a task.
+DETAILS = ("subsets", "folds", "C", "t", "sizes", "undefined")
+
+
+def flat_figures(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The figures of a task by their names, with those of its parts behind their name, without details."""
+    for name, value in figures.items():
+        if isinstance(value, dict) and name not in DETAILS:
+            yield from flat_figures(value, f"{prefix}{name} ")
+        elif name not in DETAILS:
+            yield prefix + name, value

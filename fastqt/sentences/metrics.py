@@ -67,15 +67,10 @@ def view_figures(
         negatives: hard negatives of the sentences.
 
     Returns:
-        A dict of figures, all computed in float64; but for the mixtures, from rows at norm 1:
-        positive_cosine: mean cosine of the two views of a sentence;
-        negative_cosine: mean cosine of a first view and the second view of another sentence;
-        mixed_cosine: mean cosine of a first view and the sentence's mixed negative, which is `mix` times its
-        own second view plus 1 - `mix` times its partner's, over the sentences whose partner is here; without
-        any, this figure is left out;
-        hard_negative_cosine: mean cosine of a first view and the sentence's hard negatives, if there are any;
-        alignment: mean squared distance of the two views of a sentence;
-        uniformity: `uniformity` of the first views.
+        A dict of figures, computed in float64 from rows at norm 1, but for the mixtures: mean cosines of
+        the two views of a sentence, of views of different sentences, of a first view and the sentence's
+        mixed negative, if partners are here, and of a first view and hard negatives, if there are any;
+        alignment, the mean squared distance of the two views; and `uniformity` of the first views.
 
     Source: Zhang et al. (AAAI 2022); alignment and uniformity: Wang and Isola (2020).
     """

@@ -9,7 +9,6 @@ from fastqt.sentences.evaluation.data import read_labelled, read_pairs
 from fastqt.sentences.evaluation.judged import read_judged
 from fastqt.sentences.json_text import read_object
 from fastqt.sentences.text import Vocabulary, read_blocks, read_triplets
-from fastqt.sentences.text.reader import read_lines
 from fastqt.sentences.text.vectors import read_counts, read_vectors
 from tests.shared.tokenizer_files import TOKENIZERS
 
@@ -41,7 +40,6 @@ READERS = {
         lambda path: [text for each in read_blocks([str(path)]) for text in each.sentences],
         b"the cat\nsat\n",
     ),
-    "lines": (lambda path: [line for part in read_lines(str(path)) for line in part if line], b"the\ncat\n"),
     "triplets": (lambda path: [*read_triplets([str(path)])], b"a cat\tthe cat\na mat\tthe mat\n"),
     "labelled": (lambda path: read_labelled(path), b"1\tthe cat\n0\tsat\n1\ton it\n"),
     "label last": (lambda path: read_labelled(path, text=2), b"1\tx\tthe cat\n0\ty\tsat\n"),

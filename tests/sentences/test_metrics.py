@@ -16,8 +16,9 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
 from fastqt.sentences import metrics
-from fastqt.sentences.evaluation import LinearMaps, alignment, retrieval
+from fastqt.sentences.evaluation import alignment, retrieval
 from fastqt.sentences.evaluation.classification import accuracy
+from fastqt.sentences.evaluation.retrieval import LinearMaps
 from fastqt.sentences.evaluation.similarity import correlate, cosines, floor_split, relatedness
 from fastqt.sentences.metrics import context_accuracy, ranking_figures, uniformity, view_figures
 from tests.shared.tolerances import FLOAT32, FLOAT64

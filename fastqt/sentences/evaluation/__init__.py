@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastqt.sentences.evaluation.classification import few_shot, limited_data, nested_cross_validation
-    from fastqt.sentences.evaluation.encoders import WordVectors, load_encoder, random_encoder
+    from fastqt.sentences.evaluation.classification import few_shot, limited_data
+    from fastqt.sentences.evaluation.encoders import load_encoder
     from fastqt.sentences.evaluation.ranking import ranking_metrics
-    from fastqt.sentences.evaluation.retrieval import LinearMaps, fit_maps
+    from fastqt.sentences.evaluation.retrieval import fit_maps
     from fastqt.sentences.evaluation.similarity import alignment, uniformity
     from fastqt.sentences.evaluation.suite import Results, evaluate
     from fastqt.sentences.inference.search import nearest
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PAPER_GRID",
     "SENTEVAL_GRID",
-    "LinearMaps",
     "Results",
-    "WordVectors",
     "alignment",
     "evaluate",
     "few_shot",
@@ -26,8 +24,6 @@ __all__ = [
     "limited_data",
     "load_encoder",
     "nearest",
-    "nested_cross_validation",
-    "random_encoder",
     "ranking_metrics",
     "uniformity",
 ]

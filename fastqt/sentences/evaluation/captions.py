@@ -17,7 +17,7 @@ from fastqt.sentences.evaluation.retrieval import Pairs, Retrieval, chance, fit_
 from fastqt.sentences.evaluation.suite import Results
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed
 from fastqt.sentences.options.commands import MapOptions
-from fastqt.sentences.text.reader import check_bytes, read_lines
+from fastqt.sentences.text.reader import check_bytes, numbered_lines
 from fastqt.sentences.text.vectors import map_rows
 
 PARTS = ("train", "dev", "test")
@@ -53,17 +53,14 @@ def read_captions(path: str, images: int) -> list[Caption]:
     """
     is_table = ".tsv" in Path(path).suffixes
     captions: list[Caption] = []
-    number = 0
-    for lines in read_lines(path):
-        for line in lines:
-            if line:
-                text, image = _fields(line, f"{path}: line {number + 1}") if is_table else (line, number)
-                if not 0 <= image < images:
-                    raise InputError(
-                        f"{path}: line {number + 1}: want an image from 0 to {images - 1}, got {image}"
-                    )
-                captions.append(Caption(text, image))
-            number += 1
+    for number, line in numbered_lines(path):
+        if not (line := line.strip()):
+            continue
+        where = f"{path}: line {number}"
+        text, image = _fields(line, where) if is_table else (line, number - 1)
+        if not 0 <= image < images:
+            raise InputError(f"{where}: want an image from 0 to {images - 1}, got {image}")
+        captions.append(Caption(text, image))
     if not captions:
         raise InputError(f"{path} holds no caption")
     return captions

@@ -79,28 +79,9 @@ def nested_cross_validation(
 ) -> NestedResult:
     """Measures accuracy by nested cross-validation.
 
-    Each outer fold chooses its C by an inner cross-validation of its training rows. Among equal scores, the
-    smallest C is chosen.
-
-    Args:
-        features: (n, d); they are not standardised.
-        labels: (n,) class numbers, counted from 0.
-        grid: values of C, ascending.
-        folds: number of folds of the outer and of the inner cross-validation.
-        seed: seed of the shuffles.
-        tests: (folds, n) bool, the rows that each outer fold tests; drawn by `split` if not given.
-
-    Returns:
-        The mean accuracy, and accuracies, values of C and predictions of the folds.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import nested_cross_validation
-        >>> draw = np.random.default_rng(0)
-        >>> labels = np.arange(40) % 2
-        >>> features = draw.normal(size=(40, 4)) + 5 * labels[:, None]  # two classes far apart
-        >>> nested_cross_validation(features, labels, grid=[1.0, 2.0], folds=4).accuracy
-        1.0
+    Each outer fold chooses its C, one of an ascending grid, by an inner cross-validation of its training
+    rows. Among equal scores, the smallest C is chosen. Features are not standardised, and labels are counted
+    from 0. `tests` is the rows that each outer fold tests, drawn by `split` if it is not given.
     """
     outer = split(labels, folds, seed) if tests is None else tests
     train_sets, test_sets = [], []
@@ -223,7 +204,8 @@ def limited_data(
     """Test accuracy as a function of the number of training examples, with the C of `cross_validated`.
 
     Args:
-        features, labels, grid: the training set, as of `nested_cross_validation`.
+        features, labels: (n, d) and class numbers (n,), the training set.
+        grid: values of C, ascending.
         test_features, test_labels: the same of the test set.
         sizes: numbers of training examples. They are drawn so that the classes keep their shares.
         repeats: number of draws for each size.

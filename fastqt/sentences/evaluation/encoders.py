@@ -38,20 +38,9 @@ def tokens(text: str) -> list[str]:
 
 
 class WordVectors:
-    """Encodes a sentence as the mean of its word vectors.
+    """Encodes a sentence as the mean of its word vectors: of words in lower case and their vectors, (n, d).
 
     Unknown words are skipped. A sentence without a known word has the vector 0.
-
-    Args:
-        words: the words, in lower case.
-        vectors: (len(words), d) their vectors.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import WordVectors
-        >>> encode = WordVectors(["good", "film"], np.eye(2))
-        >>> encode(["A good film", "Unknown words"]).tolist()
-        [[0.5, 0.5], [0.0, 0.0]]
     """
 
     def __init__(self, words: Sequence[str], vectors: NDArray[np.floating]) -> None:
@@ -104,19 +93,7 @@ class SIF(WordVectors):
 
 
 def random_encoder(directory: str | Path, *, seed: int = 0, device: Device = "auto") -> SentenceEncoder:
-    """A model with the settings and the vocabulary of a run, but with random weights.
-
-    Args:
-        directory: a directory that `fastqt train` wrote; its weights are not read.
-        seed: seed of the weights.
-        device: "auto", "cpu" or "cuda".
-
-    Example:
-        >>> from fastqt.sentences.evaluation import random_encoder
-        >>> fresh = random_encoder("run", seed=1)  # a directory that `fastqt train` wrote
-        >>> fresh.encode(["She closed the door."]).shape
-        (1, 16)
-    """
+    """A model with the settings and the vocabulary of a run, but with random weights of a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return SentenceEncoder.load(directory, device, trained=False, with_identity=True)

@@ -40,21 +40,7 @@ class Pairs(NamedTuple):
 class LinearMaps(nn.Module):
     """Maps images and captions into a common space, in which their similarity is the cosine.
 
-    Attributes:
-        epochs: the number of passes that `fit_maps` made to get these maps.
-
-    Args:
-        image_dim: width of the image vectors.
-        caption_dim: width of the caption vectors.
-        dim: width of the common space.
-
-    Example:
-        >>> import torch
-        >>> from fastqt.sentences.evaluation import LinearMaps
-        >>> maps = LinearMaps(32, 16, dim=8)
-        >>> images, captions = maps(torch.randn(4, 32), torch.randn(12, 16))
-        >>> images.shape, captions.shape
-        (torch.Size([4, 8]), torch.Size([12, 8]))
+    `epochs` is the number of passes that `fit_maps` made to get these maps.
     """
 
     def __init__(self, image_dim: int, caption_dim: int, dim: int = 1000) -> None:

@@ -26,44 +26,31 @@ from fastqt.sentences.evaluation.encoders import PromptedEncode
 from fastqt.sentences.evaluation.judged import judged_sets, read_judged
 from fastqt.sentences.evaluation.tasks import Source, Task, sources
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed, say
-from fastqt.sentences.json_text import to_json
+from fastqt.sentences.json_text import DETAILS, flat_figures, to_json
 from fastqt.sentences.options.commands import PAPER_GRID, EvaluationOptions, SSTTraining
 from fastqt.sentences.runs.files import write_atomically
-
-# Stored in the JSON file, but not shown in the table.
-DETAILS = ("subsets", "folds", "C", "t", "sizes", "undefined")
 
 
 @dataclass(frozen=True)
 class Results:
     """The results of each task, and how they were obtained.
 
-    Attributes:
-        tasks: the figures of each task, by their names. A figure that is not defined is NaN, and null in the
-            JSON file; beside it stands the reason, as "undefined".
-        settings: the arguments of `evaluate` that figures depend on.
-        seconds: how long the encoding took, and each task.
-        sentences: the number of distinct sentences that were encoded.
-        width: of a sentence vector.
-        failed: the tasks that could not be evaluated, with the reason of each.
-        unfinished: the tasks that are still to be evaluated, in results that were kept on the way.
-
     Example:
-        >>> from fastqt.sentences.evaluation import WordVectors, evaluate
-        >>> results = evaluate(WordVectors.load("vectors.txt"), "eval", tasks=["STSB"], progress=False)
+        >>> from fastqt.sentences.evaluation import evaluate, load_encoder
+        >>> encode = load_encoder("word-vectors:vectors.txt").encode
+        >>> results = evaluate(encode, "eval", tasks=["STSB"], progress=False)
         >>> print(results.table().splitlines()[0].split()[0])  # the table's first task
         STSB
-        >>> -1 <= results.tasks["STSB"]["test"]["pearson"] <= 1
-        True
     """
 
+    # The figures of each task. One that is not defined is NaN, and beside it stands the reason, "undefined".
     tasks: dict[str, dict[str, Any]]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # the arguments of `evaluate` that figures depend on
     seconds: dict[str, float]  # for encoding, and for each task
     sentences: int  # number of distinct sentences with a vector
     width: int  # of a sentence vector
-    failed: dict[str, str] = field(default_factory=dict)
-    unfinished: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)  # why some tasks could not be evaluated
+    unfinished: tuple[str, ...] = ()  # tasks that are left, in results that were kept on the way
 
     def table(self, baseline: Results | None = None) -> str:
         """The results as text: each line has a task, the name of a figure and its value.
@@ -73,7 +60,11 @@ class Results:
         tasks have failed.
         """
         columns = [
-            {(task, name): value for task, figures in each.tasks.items() for name, value in _figures(figures)}
+            {
+                (task, name): value
+                for task, figures in each.tasks.items()
+                for name, value in flat_figures(figures)
+            }
             for each in (self, baseline)
             if each is not None
         ]
@@ -171,8 +162,8 @@ def evaluate(
             range, or `encode` does not return finite vectors (n, d).
 
     Example:
-        >>> from fastqt.sentences.evaluation import WordVectors, evaluate
-        >>> encode = WordVectors.load("vectors.txt")  # or a function of a list of n sentences
+        >>> from fastqt.sentences.evaluation import evaluate, load_encoder
+        >>> encode = load_encoder("word-vectors:vectors.txt").encode  # or a function of n sentences
         >>> results = evaluate(encode, "eval", tasks=["STSB"], progress=False)
         >>> list(results.tasks)
         ['STSB']
@@ -223,16 +214,6 @@ def _of_task(task: Task, vectors: Vectors, encode: Encode) -> Vectors:
         return vectors
     distinct = list(dict.fromkeys(task.texts()))
     return Vectors(distinct, per_task(vectors(distinct)))
-
-
-def _figures(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in figures.items():
-        if name in DETAILS:
-            continue
-        if isinstance(value, dict):
-            yield from _figures(value, f"{prefix}{name} ")
-        else:
-            yield prefix + name, value
 
 
 def _reasons(figures: dict[str, Any]) -> Iterator[str]:

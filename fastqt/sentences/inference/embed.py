@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +17,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.options.commands import Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
 from fastqt.sentences.runs.lexicon import check_is_not_read
-from fastqt.sentences.text.reader import read_lines
+from fastqt.sentences.text.reader import numbered_lines
 
 ENDING = ".npy"
 LINES = 8192  # that are encoded together, so that memory does not grow with short lines
@@ -47,7 +48,8 @@ def write_vectors(
         blank = True
         with partial.open("wb") as file:
             _write_header(file, rows, width)
-            for lines in _parts(source):
+            texts = (text.strip() for _, text in numbered_lines(source))
+            while lines := list(islice(texts, LINES)):
                 vectors = _vectors_of_lines(encode, lines, width)
                 file.write(vectors.data)
                 rows += len(vectors)
@@ -64,12 +66,6 @@ def write_vectors(
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
     return rows, width
-
-
-def _parts(source: str) -> Iterator[list[str]]:
-    for lines in read_lines(source):
-        for begin in range(0, len(lines), LINES):
-            yield lines[begin : begin + LINES]
 
 
 def _vectors_of_lines(

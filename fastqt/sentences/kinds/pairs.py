@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastqt.errors import InputError
-from fastqt.options import Direction, HardnessMode, MarginStrategy, PartitionMode
+from fastqt.options import Direction, MarginStrategy
 from fastqt.sentences.kinds.kind import Build, Kind
 from fastqt.sentences.kinds.views import ScaleOptions
 from fastqt.sentences.options.option import option, options_of, part
@@ -36,15 +36,6 @@ class PairsOptions(ScaleOptions):
         None,
         "scores among which the positive is: some of query_to_doc, query_to_query, doc_to_query and "
         "doc_to_doc (default: query_to_doc; gist all but doc_to_query)",
-    )
-    partition_mode: PartitionMode = option(
-        "joint", "one softmax over the scores of all directions, or one for each"
-    )
-    hardness_mode: HardnessMode | None = option(
-        None, "scores of queries with documents that are raised where they are high, by --hardness-strength"
-    )
-    hardness_strength: float = option(
-        0.0, "how many times the cosine is added to such scores, often 5 to 9", at_least=0, below=1e38
     )
     matryoshka_dims: tuple[int, ...] | None = option(
         None,
@@ -108,14 +99,13 @@ class PairsOptions(ScaleOptions):
 
 # The options that some losses of pairs do not have.
 OF_TEACHER = {"teacher", "teacher_weight", "teacher_scale"}
-OF_RANKING = {"directions", "partition_mode", "hardness_mode", "hardness_strength", "matryoshka_dims"}
+OF_RANKING = {"directions", "matryoshka_dims"}
 OF_RANKING |= {"matryoshka_weights", "false_negative_margin", "margin_strategy"} | OF_TEACHER
 OF_LOSS = {
     "ranking": OF_RANKING,
     "gist": {"directions", "guide_margin", "margin_strategy"} | OF_TEACHER,
     "distillation": {"teacher", "teacher_scale"},
 }
-WITHOUT_POSITIVES = {"query_to_query", "doc_to_doc"}
 
 
 @dataclass(frozen=True)
@@ -143,11 +133,6 @@ class PairsKind(Kind[PairsOptions]):
         for name in ("query_prompt", "document_prompt"):
             _check_prompt(name, getattr(config, name))
         _check_directions(config)
-        if (config.hardness_mode is None) != (config.hardness_strength == 0):
-            raise InputError(
-                "hardness_strength: want a number above 0 with a hardness_mode, and 0 without, got "
-                f"{config.hardness_strength:g} with {config.hardness_mode}"
-            )
         if config.matryoshka_weights is not None and config.matryoshka_dims is None:
             raise InputError(f"matryoshka_weights: want matryoshka_dims too, got {config.matryoshka_weights}")
         _check_margin(config)
@@ -162,10 +147,6 @@ class PairsKind(Kind[PairsOptions]):
                 raise InputError(f"{name}: want {default!r} with {where}, got {value!r:.100}")
 
     def check_columns(self, config: PairsOptions, columns: int) -> None:
-        if config.hardness_mode == "hard_negatives" and columns == 2:
-            raise InputError(
-                "hardness_mode: want another than hard_negatives for rows without hard negatives"
-            )
         if config.teacher is not None and len(config.teacher) != columns:
             raise InputError(
                 f"teacher: want a file for each of the {columns} columns of the corpus, "
@@ -186,12 +167,6 @@ def _check_directions(config: PairsOptions) -> None:
         raise InputError(f"directions: want query_to_doc among them, got {', '.join(directions)}")
     if config.loss == "gist" and "doc_to_query" in directions:
         raise InputError("directions: want no doc_to_query with loss gist, got it among them")
-    without = sorted(WITHOUT_POSITIVES.intersection(directions))
-    if config.partition_mode == "per_direction" and without:
-        raise InputError(
-            f"partition_mode: want joint with {without[0]}, whose scores do not contain the positive, got "
-            "per_direction"
-        )
 
 
 def _check_margin(config: PairsOptions) -> None:
@@ -244,9 +219,6 @@ def _loss(config: PairsOptions) -> Loss:
 
     of_ranking: dict[str, Any] = {
         "directions": config.directions or ("query_to_doc",),
-        "partition_mode": config.partition_mode,
-        "hardness_mode": config.hardness_mode,
-        "hardness_strength": config.hardness_strength,
         "matryoshka": config.matryoshka(),
     }
     if config.false_negative_margin is not None:

@@ -55,10 +55,6 @@ def _check_encoder(config: TrainOptions) -> None:
 def _check_vocabulary(config: TrainOptions) -> None:
     if config.vocabulary is not None and "checkpoint" in config.encoder_kind.needs:
         raise InputError(f"vocabulary: want none with encoder {config.encoder}, got {config.vocabulary!r}")
-    if config.special_tokens != "none" and config.vocabulary is None:
-        raise InputError(f"special_tokens: want it with a vocabulary alone, got {config.special_tokens!r}")
-    if config.special_tokens != "none" and config.unknown == "drop":
-        raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")
 
 
 def _check_optimiser(config: TrainOptions) -> None:

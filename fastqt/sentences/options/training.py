@@ -40,9 +40,6 @@ class DataOptions:
         file="FILE",
         resume="move",
     )
-    special_tokens: Literal["none", "add"] = option(
-        "none", "special tokens of --vocabulary, such as [CLS], that a sentence gets"
-    )
     vocab_size: int = option(
         50_000, "number of words in the vocabulary, including <unk>", at_least=2, below=1 << 31, varies=True
     )

@@ -6,7 +6,7 @@ It follows from the files of the run, and has no times and no dates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
-from fastqt.sentences.json_text import has_type, read_object
+from fastqt.sentences.json_text import flat_figures, has_type, read_object
 from fastqt.sentences.options.option import options_of
 from fastqt.sentences.options.training import RunOptions
 from fastqt.sentences.runs.checkpoint import CHECKPOINT, EVALUATION, METRICS, read_progress
@@ -25,7 +25,6 @@ from fastqt.sentences.runs.metrics_file import best_of, is_figure, read_metrics
 from fastqt.sentences.runs.model import Model
 from fastqt.sentences.runs.progress import Progress, read_finished
 
-NO_RESULTS = ("subsets", "folds", "C", "t", "sizes")  # what evaluation.json has beside the figures of a task
 NORMALISED = "model False"  # how `fastqt evaluate` calls vectors of norm 1 in the identity that it stores
 LONGEST_CELL = 1000  # characters
 LARGEST_FILE = 1 << 26  # bytes of an evaluation.json
@@ -163,17 +162,8 @@ def _results(directory: Path, identity: str | None) -> list[tuple[str, str]]:
     tasks = results.get("tasks")
     if results.get("identity") != joined_digest(NORMALISED, identity or "") or not has_type(tasks, dict):
         return []
-    return list(_flat(results["tasks"]))
-
-
-def _flat(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in figures.items():
-        if name in NO_RESULTS:
-            continue
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name} ")
-        elif has_type(value, float):
-            yield f"{prefix}{name}", f"{value:.4f}"
+    figures = flat_figures(results["tasks"])
+    return [(name, f"{value:.4f}") for name, value in figures if has_type(value, float)]
 
 
 def _table(head: tuple[str, ...], rows: Any) -> str:

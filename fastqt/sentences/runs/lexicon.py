@@ -48,7 +48,6 @@ def load_tokenizer(config: TrainConfig, path: Path) -> Vocabulary:
     return Vocabulary.load(
         path,
         unknown=config.unknown,
-        special_tokens=config.special_tokens,
         max_length=config.max_length,
     )
 

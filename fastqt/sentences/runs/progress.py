@@ -15,6 +15,7 @@ from fastqt.sentences.text import Position, Span
 
 FINISHED = "finished.json"  # the progress of a run that has ended and kept no checkpoint
 LARGEST_COUNT = 1 << 62
+KINDS = {"int": int, "float": float, "str": str}  # of fields, by their annotations; the others are lists
 LARGEST_FILE = 1 << 24  # bytes of a finished.json
 
 
@@ -52,40 +53,23 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     if unknown := values.keys() - {each.name for each in fields(Progress)}:
         raise InputError(f"{path} is damaged: progress: unknown {one_line(sorted(unknown))}")
 
-    counts = {
-        name: field(values, name, int, path)
-        for name in ("step", "epoch", "metrics_length", "sentences", "taken", "steps_at_scale", "since_best")
-    }
-    sizes, digests = (field(values, name, list, path) for name in ("corpus_bytes", "corpus_digests"))
-    for name, each in (*counts.items(), *(("corpus_bytes", size) for size in sizes)):
-        if not has_type(each, int) or not 0 <= each < LARGEST_COUNT:
-            raise InputError(f"{path} is damaged: {name}: want a count from 0 to {LARGEST_COUNT - 1:,}")
+    for each in fields(Progress):
+        value = field(values, each.name, KINDS.get(str(each.type), list), path)
+        in_range = True
+        if each.name in ("best", "best_loss"):
+            in_range = value <= 1 if each.name == "best" else value > -math.inf
+        elif isinstance(value, int | float):
+            in_range = 0 <= value < LARGEST_COUNT
+        if not in_range:
+            raise InputError(f"{path} is damaged: {each.name}: want a number in its range, got {value!r:.40}")
+
+    sizes, digests = values["corpus_bytes"], values["corpus_digests"]
+    if not all(has_type(size, int) and 0 <= size < LARGEST_COUNT for size in sizes):
+        raise InputError(f"{path} is damaged: corpus_bytes: want sizes of files")
     if len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
-
-    seconds, cpu_seconds, best, best_loss, loss_scale = (
-        field(values, name, float, path)
-        for name in ("seconds", "cpu_seconds", "best", "best_loss", "loss_scale")
-    )
-    if not all(0 <= time < LARGEST_COUNT for time in (seconds, cpu_seconds)) or not best <= 1:
-        raise InputError(f"{path} is damaged: seconds or best: want a time and a coefficient")
-    if not -math.inf < best_loss:
-        raise InputError(f"{path} is damaged: best_loss: want a loss")
-    if not 0 <= loss_scale < math.inf:
-        raise InputError(f"{path} is damaged: loss_scale: want a number of at least 0")
-
-    return Progress(
-        **counts,
-        seconds=float(seconds),
-        cpu_seconds=float(cpu_seconds),
-        corpus_bytes=tuple(sizes),
-        corpus_digests=tuple(digests),
-        vocabulary_digest=field(values, "vocabulary_digest", str, path),
-        best=float(best),
-        best_loss=float(best_loss),
-        loss_scale=float(loss_scale),
-        spans=_spans(field(values, "spans", list, path), len(sizes), path),
-    )
+    files = {"corpus_bytes": tuple(sizes), "corpus_digests": tuple(digests)}
+    return Progress(**{**values, **files, "spans": _spans(values["spans"], len(sizes), path)})
 
 
 def _spans(values: list[Any], files: int, path: Path) -> tuple[tuple[Span, ...], ...]:

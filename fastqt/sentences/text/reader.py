@@ -129,16 +129,6 @@ def check_exists(path: str) -> None:
         raise InputError(f"no such file: {path}{beside(path)}")
 
 
-def read_lines(path: str) -> Iterator[list[str]]:
-    """Streams the lines of a text file, blank ones too, without surrounding white space.
-
-    They come in lists of about 256 KiB of text. Text after the last line feed is a line, if there is any.
-    """
-    with open_text(path) as handle:
-        for lines, _ in _lines_of_file(handle, path, Position()):
-            yield lines
-
-
 def numbered_lines(path: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
     """Streams the lines of a text file as they are, with their numbers from 1 and without their breaks.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,38 +104,24 @@ def _slices(path: str, columns: Columns, skip: int) -> Iterator[tuple[int, Any, 
     before = 0
     for file in data_files(path):
         with _errors_in_words(file):
-            for rows, batches in _pieces(file, columns):
-                if before + rows <= skip:
-                    before += rows
-                    continue
-                for batch in batches():
-                    for begin in range(max(skip - before, 0), batch.num_rows, ROWS):
-                        text, *document = (_checked(column) for column in batch.slice(begin, ROWS).columns)
-                        yield before + begin, text, *(document or [None])
-                    before += batch.num_rows
+            for batch in (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, columns):
+                for begin in range(max(skip - before, 0), batch.num_rows, ROWS):
+                    text, *document = (_checked(column) for column in batch.slice(begin, ROWS).columns)
+                    yield before + begin, text, *(document or [None])
+                before += batch.num_rows
 
 
-def _pieces(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], Iterable[Any]]]]:
-    """The parts that a file says it has: the number of rows of each, and what reads its batches."""
-    return (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, columns)
-
-
-def _of_parquet(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], Iterable[Any]]]]:
+def _of_parquet(file: Path, columns: Columns) -> Iterator[Any]:
     _library(file)
     parquet = importlib.import_module("pyarrow.parquet")
     # The buffer makes it read one page after the other, not the whole column of a row group.
     with parquet.ParquetFile(file, memory_map=True, pre_buffer=False, buffer_size=READ_BYTES) as reader:
         names = _names(reader.schema_arrow, columns, file)
-
-        def batches(group: int) -> Iterator[Any]:
-            for batch in reader.iter_batches(ROWS, row_groups=[group], columns=names, use_threads=False):
-                yield batch.select(names)
-
-        for group in range(reader.num_row_groups):
-            yield reader.metadata.row_group(group).num_rows, partial(batches, group)
+        for batch in reader.iter_batches(ROWS, columns=names, use_threads=False):
+            yield batch.select(names)
 
 
-def _of_arrow(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], Iterable[Any]]]]:
+def _of_arrow(file: Path, columns: Columns) -> Iterator[Any]:
     arrow = _library(file)
     with arrow.memory_map(str(file)) as source:
         is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
@@ -144,7 +129,7 @@ def _of_arrow(file: Path, columns: Columns) -> Iterator[tuple[int, Callable[[], 
         reader = arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
         names = _names(reader.schema, columns, file)
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-            yield batch.num_rows, partial(iter, [batch.select(names)])
+            yield batch.select(names)
 
 
 def _names(schema: Any, columns: Columns, file: Path) -> list[str]:
@@ -179,9 +164,8 @@ def _check_column(schema: Any, name: str, fits: Callable[[Any], bool], wanted: s
 
 
 def _is_text(kind: Any) -> bool:
-    return (
-        str(kind.value_type if hasattr(kind, "index_type") else kind) in TEXTS
-    )  # the former of a dictionary
+    of_value = kind.value_type if hasattr(kind, "index_type") else kind  # the former of a dictionary
+    return str(of_value) in TEXTS
 
 
 def _is_value(kind: Any) -> bool:

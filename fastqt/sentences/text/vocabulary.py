@@ -32,7 +32,6 @@ CACHED_CHUNKS = 1 << 19
 LONGEST_CACHED = 64  # characters; longer chunks seldom come again
 
 Unknown = Literal["keep", "drop"]
-SpecialTokens = Literal["none", "add"]
 
 
 class Lexicon(Protocol):
@@ -56,9 +55,8 @@ class Vocabulary:
     Args:
         tokenizer: a `tokenizers.Tokenizer`. Its own truncation is replaced, and its padding is not used.
         unknown: "keep" encodes what is unknown as the tokenizer does; "drop" leaves its unknown token out.
-        special_tokens: "add" those that its post-processor adds, such as [CLS] and [SEP], or "none".
-        max_length: the number of tokens that are kept of a sentence, special ones included, after unknown
-            ones were dropped.
+        max_length: the number of tokens that are kept of a sentence, after unknown ones
+            were dropped.
 
     Attributes:
         filler: the token of a sentence that has none: the unknown one, or that of padding, or the first.
@@ -73,25 +71,12 @@ class Vocabulary:
         tokenizer: Tokenizer,
         *,
         unknown: Unknown = "keep",
-        special_tokens: SpecialTokens = "none",
         max_length: int = 50,
     ) -> None:
-        for name, value, choices in (
-            ("unknown", unknown, ("keep", "drop")),
-            ("special_tokens", special_tokens, ("none", "add")),
-        ):
-            if value not in choices:
-                raise InputError(f"{name}: want {choices[0]!r} or {choices[1]!r}, got {value!r}")
-        if unknown == "drop" and special_tokens == "add":
-            raise InputError("unknown: want 'keep' where special_tokens is 'add', got 'drop'")
-
-        self.tokenizer, self.unknown, self.special_tokens = tokenizer, unknown, special_tokens
+        self.tokenizer, self.unknown = tokenizer, unknown
         self.max_length = max_length
         self._padding = tokenizer.padding
         tokenizer.no_padding()
-        special = tokenizer.num_special_tokens_to_add(False) if special_tokens == "add" else 0
-        if max_length < special + 1:
-            raise InputError(f"max_length: want at least {special + 1}, got {max_length}")
 
         state = json.loads(tokenizer.to_str())
         self._has_cache = _splits_at_spaces(state)
@@ -151,7 +136,6 @@ class Vocabulary:
         path: str | os.PathLike[str],
         *,
         unknown: Unknown = "keep",
-        special_tokens: SpecialTokens = "none",
         max_length: int | None = None,
     ) -> Vocabulary:
         """Reads a file that `save` of a tokenizer or of this class wrote, usually called tokenizer.json.
@@ -168,7 +152,7 @@ class Vocabulary:
             with _errors_in_words():
                 # The library must not see another text than the one that was checked.
                 tokenizer = Tokenizer.from_str(json.dumps(state))
-            return cls(tokenizer, unknown=unknown, special_tokens=special_tokens, max_length=length)
+            return cls(tokenizer, unknown=unknown, max_length=length)
         except InputError as error:
             raise InputError(f"{os.fspath(path)} is no usable tokenizer file: {one_line(error)}") from error
 
@@ -229,9 +213,7 @@ class Vocabulary:
     def _ids_of(self, texts: list[str]) -> list[tuple[int, ...]]:
         """The ids of each text, without dropped ones."""
         with _errors_in_words():
-            encodings = self.tokenizer.encode_batch_fast(
-                texts, add_special_tokens=self.special_tokens == "add"
-            )
+            encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         kept = (encoding.ids for encoding in encodings)
         if self.unknown == "drop":
             kept = ([each for each in ids if each != self.unknown_id] for ids in kept)

@@ -19,10 +19,9 @@ from fastqt.sentences.train.clock import Moment, Parts, begin_peak, peak_memory
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Objective, Turn
 from fastqt.sentences.train.optim import clip_gradients
-from fastqt.sentences.train.precision import Precision
 from fastqt.sentences.train.progress import Display, Silent, StopRequest
 from fastqt.sentences.train.ranks import Share
-from fastqt.sentences.train.schedule import Factor, schedule_of
+from fastqt.sentences.train.schedule import Factor, Precision, schedule_of
 from fastqt.sentences.train.summary import opening
 from fastqt.sentences.train.training import Training
 

@@ -57,7 +57,7 @@ def run_vocabulary(data: bytes) -> bool:
 
 def run_tokenizer(data: bytes) -> bool:
     source = Bytes(data)
-    options = source.choice(({}, {"unknown": "drop"}, {"special_tokens": "add"})) | {"max_length": 7}
+    options = source.choice(({}, {"unknown": "drop"}, {})) | {"max_length": 7}
     path = write("tokenizer.json", json_text(source, source.choice(TOKENIZERS)))
     try:
         read = Vocabulary.load(path, **options)

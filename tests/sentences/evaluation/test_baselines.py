@@ -8,8 +8,7 @@ import torch
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli import main
-from fastqt.sentences.evaluation import WordVectors, load_encoder, random_encoder
-from fastqt.sentences.evaluation.encoders import tokens
+from fastqt.sentences.evaluation.encoders import WordVectors, load_encoder, random_encoder, tokens
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from tests.shared.tolerances import FLOAT32
 

@@ -264,7 +264,7 @@ def test_options_of_inference(other, corpus, tmp_path, capsys):
     assert chosen("specified", 7, 0.5) == HOW
     assert chosen(None, 9, None) == Inference(steps=9)
     assert chosen("specified", None, None) == Inference(250, 1.0, False)
-    with pytest.raises(InputError, match="inference_steps: want at least 0 and less than .*, got -1"):
+    with pytest.raises(InputError, match=r"inference_steps: want at least 0 and less than .*, got -1"):
         chosen(None, -1, None)
     with pytest.raises(InputError, match=r"inference_learning_rate: want more than 0, got 0\.0"):
         chosen("specified", None, 0.0)

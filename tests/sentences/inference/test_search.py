@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.evaluation import WordVectors
+from fastqt.sentences.evaluation.encoders import WordVectors
 from fastqt.sentences.inference import embed
 from fastqt.sentences.inference.embed import write_vectors
 from fastqt.sentences.inference.search import answers, nearest

@@ -32,10 +32,10 @@ def rows(encoded):
     return [[next(ids) for _ in range(length)] for length in encoded.lengths]
 
 
-def by_the_library(tokenizer: Tokenizer, *, special=False):
+def by_the_library(tokenizer: Tokenizer):
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return [tokenizer.encode(text, add_special_tokens=special).ids for text in TEXTS]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
 
 
 @each_tokenizer
@@ -52,7 +52,7 @@ def test_ids_are_those_of_the_library(write, name):
 
 
 @each_tokenizer
-@pytest.mark.parametrize("options", [{}, {"unknown": "drop"}, {"special_tokens": "add"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"unknown": "drop"}], ids=str)
 def test_what_is_saved_is_the_same_vocabulary(write, tmp_path, name, options):
     vocabulary = Vocabulary.load(write(TOKENIZERS[name]()), max_length=9, **options)
     vocabulary.save(tmp_path / "saved.json")
@@ -60,16 +60,6 @@ def test_what_is_saved_is_the_same_vocabulary(write, tmp_path, name, options):
     assert rows(again.encode(TEXTS)) == rows(vocabulary.encode(TEXTS))
     assert again.to_json() == vocabulary.to_json()
     assert (again.filler, len(again)) == (vocabulary.filler, len(vocabulary))
-
-
-def test_special_tokens_are_added_when_asked_for(write):
-    path = write(word_piece())
-    found = rows(Vocabulary.load(path, max_length=6, special_tokens="add").encode(TEXTS))
-    for ids, whole in zip(found, by_the_library(word_piece(), special=True), strict=True):
-        assert ids == (whole if len(whole) <= 6 else [*whole[:5], 3])  # what is cut keeps [SEP]
-    assert found[1] == [2, 3]
-    with pytest.raises(InputError, match="max_length: want at least 3, got 2"):
-        Vocabulary.load(path, max_length=2, special_tokens="add")
 
 
 @pytest.mark.parametrize(("name", "ids"), [("bpe", [263]), ("word_piece", [0, 1, 2, 3]), ("unigram", [0])])
@@ -134,16 +124,6 @@ def test_broken_files_are_refused_by_field(write, make, path, value, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_post_processor_that_fails_is_refused_where_it_is_used(write):
-    state, single = json.loads(bpe().to_str()), [{"SpecialToken": {"id": "X", "type_id": 0}}]
-    template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
-    state["post_processor"] = template
-    file = write(state)
-    Vocabulary.load(file, max_length=9)
-    with pytest.raises(InputError, match="is no usable tokenizer file"):
-        Vocabulary.load(file, special_tokens="add", max_length=9)
-
-
 def test_files_that_are_no_json_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(InputError, match=r"no vocabulary: .*tokenizer\.json is missing"):
@@ -156,17 +136,6 @@ def test_files_that_are_no_json_are_refused(tmp_path, monkeypatch):
     path.write_text(bpe().to_str())
     with pytest.raises(InputError, match=r"tokenizer\.json: want at most 10 bytes, got"):
         Vocabulary.load(path)
-
-
-def test_wrong_options_are_refused():
-    for options, message in (
-        ({"unknown": "lose"}, "unknown: want 'keep' or 'drop', got 'lose'"),
-        ({"special_tokens": True}, "special_tokens: want 'none' or 'add', got True"),
-        ({"unknown": "drop", "special_tokens": "add"}, "unknown: want 'keep' where special_tokens is 'add'"),
-        ({"max_length": 0}, "max_length: want at least 1, got 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            Vocabulary(bpe(), **options)
 
 
 LONG_TEXTS = ["Topic1word2 place3's  12345\n\n x", "The CATs sat; they'LL go!", "Ünïcödé ☃ \t zzz", "topic"]
@@ -248,15 +217,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("special", ["none", "add"])
 @pytest.mark.parametrize("name", MODELS)
-def test_files_of_well_known_models(tmp_path, name, special):
+def test_files_of_well_known_models(tmp_path, name):
     made = MODELS[name]()
     made.save(str(tmp_path / "tokenizer.json"))
     made.no_truncation()
-    ids, lengths = Vocabulary.load(tmp_path / "tokenizer.json", max_length=99, special_tokens=special).encode(
-        LONG_TEXTS
-    )
-    wanted = [made.encode(text, add_special_tokens=special == "add").ids for text in LONG_TEXTS]
+    ids, lengths = Vocabulary.load(tmp_path / "tokenizer.json", max_length=99).encode(LONG_TEXTS)
+    wanted = [made.encode(text, add_special_tokens=False).ids for text in LONG_TEXTS]
     assert lengths.tolist() == [*map(len, wanted)]
     assert ids.tolist() == [number for row in wanted for number in row]

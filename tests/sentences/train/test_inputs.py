@@ -106,7 +106,7 @@ def test_a_column_of_text_files_is_refused(planted, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("word_piece", {"encoder": "gru", "special_tokens": "add"}),
+        ("word_piece", {"encoder": "gru"}),
         pytest.param("bpe", {"encoder": "bow"}, marks=pytest.mark.slow),
         pytest.param("unigram", {"model": "simcse", "context_size": 1}, marks=pytest.mark.slow),
     ],
@@ -129,7 +129,7 @@ def test_a_training_with_a_tokenizer_in_two_parts_and_its_vectors(planted, tmp_p
     encoder = SentenceEncoder.load(tmp_path / "whole", "cpu")
     assert isinstance(encoder.vocabulary, Vocabulary)
     file.write_text(TOKENIZERS[name]().to_str())
-    own = Vocabulary.load(file, special_tokens=config.special_tokens, max_length=config.max_length)
+    own = Vocabulary.load(file, max_length=config.max_length)
     texts = ["topic1word2 place3", "a cat sat.", "☃"]
     assert (encoder.vocabulary.encode(texts).ids == own.encode(texts).ids).all()
     assert {len(table.weight) for table in word_tables(encoder.model)} == {len(own)}

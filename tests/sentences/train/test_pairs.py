@@ -23,7 +23,6 @@ from tests.shared.trainings import assert_same_run, metrics, on_ranks, stopping
 
 SMALL = {"model": "pairs", "word_dim": 12, "batch_size": 50, "report_every": 1, "clip": 0.0}
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-OF_RANKING = ("partition_mode", "hardness_mode", "hardness_strength", "margin_strategy")
 
 
 def unit(x):
@@ -39,8 +38,7 @@ def ranking_loss(z, config, scale):
     """Multiple negatives ranking of all prefixes that the settings name."""
     dims = config.matryoshka_dims or (z[0].shape[1],)
     weights = config.matryoshka_weights or (1.0,) * len(dims)
-    options = {name: getattr(config, name) for name in OF_RANKING}
-    options["margin"] = config.false_negative_margin
+    options = {"margin": config.false_negative_margin, "margin_strategy": config.margin_strategy}
     options |= {"scale": scale, "normalize": True, "directions": config.directions or ALL[:1]}
     prefixes = ([each[:, :dim] for each in z] for dim in dims)
     losses = [ranking(q, d, weights=np.ones(len(q)), **options).loss.mean() for q, *d in prefixes]
@@ -74,11 +72,10 @@ def guided(z, teacher, scale, margin, directions):
         (2, {}),
         (4, {"scale": 7.0, "query_prompt": "query: ", "document_prompt": "a passage: "}),
         (3, {"directions": ALL}),
-        (2, {"directions": (ALL[0], ALL[2]), "partition_mode": "per_direction"}),
+        (2, {"directions": (ALL[0], ALL[2])}),
         (3, {"matryoshka_dims": (4, 12), "matryoshka_weights": (0.5, 2.0)}),
         (3, {"false_negative_margin": -0.1}),
         (3, {"false_negative_margin": 0.5, "margin_strategy": "relative", "directions": ALL[:2]}),
-        (4, {"hardness_mode": "hard_negatives", "hardness_strength": 5.0}),
         (3, {"teacher_weight": 0.5, "teacher_scale": 9.0}),
         (3, {"loss": "gist", "guide_margin": 0.2}),
         (2, {"loss": "gist", "directions": ALL[:2], "teacher_weight": 2.0}),

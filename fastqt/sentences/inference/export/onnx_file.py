@@ -54,7 +54,7 @@ from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("vocabulary.json")
 tokenizer.enable_padding()
-encodings = tokenizer.encode_batch(["a sentence", "another one"], add_special_tokens={special})
+encodings = tokenizer.encode_batch(["a sentence", "another one"], add_special_tokens=False)
 ids, mask = [each.ids for each in encodings], [each.attention_mask for each in encodings]
 """
 OF_CHECKPOINT = """\
@@ -69,7 +69,7 @@ ids, mask = encodings["input_ids"], encodings["attention_mask"]
 
 def onnx_usage(config: TrainConfig) -> Usage:
     """How the exported file of a run with these settings is used, for its card."""
-    notes, tokenize = "", OF_WORDS.format(special=config.special_tokens == "add")
+    notes, tokenize = "", OF_WORDS
     if config.checkpoint is not None:
         tokenize = OF_CHECKPOINT.format(length=config.max_length)
     elif config.unknown == "drop":

@@ -93,7 +93,7 @@ def test_the_card_says_how_texts_become_ids(tokens, tmp_path, monkeypatch):
     settings = {}
     if tokens == "sub-words":
         word_piece().save(str(tmp_path / "tokenizer.json"))
-        settings = {"vocabulary": str(tmp_path / "tokenizer.json"), "special_tokens": "add"}
+        settings = {"vocabulary": str(tmp_path / "tokenizer.json")}
     run = write_run(tmp_path / "run", **settings)
     export_run(run, tmp_path / "out", "onnx")
     monkeypatch.chdir(tmp_path / "out")
