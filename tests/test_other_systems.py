@@ -70,7 +70,7 @@ command("neighbors", run, corpus, "--query", "word1 stands by word2")
 LOCK = """
 import pathlib
 from fastqt.errors import InputError
-from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs.files import locked
 folder = pathlib.Path(sys.argv[2])
 with locked(folder):
     try:

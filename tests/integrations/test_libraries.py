@@ -26,7 +26,7 @@ USES = {
     ),
     "lightning": ("from fastqt.integrations.lightning import ContrastiveModule",),
     "pytorch_metric_learning": ("from fastqt.integrations.metric_learning import NTXentLoss",),
-    "pyarrow": ("from fastqt.sentences.text.tables import *; list(read_rows('a.parquet', Columns()))",),
+    "pyarrow": ("from fastqt.sentences.text.tables import *; list(read_rows('a.parquet', None))",),
     "faiss": ("from fastqt.sentences.inference.index import import_faiss; import_faiss()",),
 }
 PROGRAM = """

@@ -13,7 +13,7 @@ from fastqt.machine import memory
 from fastqt.machine import memory as process_memory
 from fastqt.machine.memory import MALLOC_VARIABLES, MIB, growth_of_process
 from fastqt.sentences import cli
-from fastqt.sentences.train.clock import peak_memory
+from fastqt.sentences.train.progress import peak_memory
 
 ONE_MIB = MIB // 4  # numbers in float32
 PEAK_OF_WORK = """

@@ -15,7 +15,6 @@ from fastqt.sentences.cli.index import MakeIndex
 from fastqt.sentences.cli.interpolate import Interpolate
 from fastqt.sentences.cli.mine import Mine
 from fastqt.sentences.cli.neighbors import Neighbors
-from fastqt.sentences.cli.plot import Plot
 from fastqt.sentences.cli.retrieve import Retrieve
 from fastqt.sentences.cli.train import Train
 
@@ -25,7 +24,6 @@ COMMANDS: dict[str, type[Command]] = {
     "index": MakeIndex,
     "neighbors": Neighbors,
     "evaluate": Evaluate,
-    "plot": Plot,
     "expand": Expand,
     "interpolate": Interpolate,
     "analogy": Analogy,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.evaluation.ranking import DEPTH, Groups, figures_of, groups_of
 from fastqt.sentences.evaluation.vectors import Vectors
-from fastqt.sentences.inference.best import Best
+from fastqt.sentences.inference.search import Best
 from fastqt.sentences.json_text import field, parse_object
 from fastqt.sentences.text.reader import table_lines
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, VOCABULARY, save_model, write_text
+from fastqt.sentences.runs.files import own_directory
 from fastqt.sentences.runs.lexicon import RUN_FILES
-from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.text.vectors import WordRows

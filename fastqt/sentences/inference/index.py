@@ -16,7 +16,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,8 @@ from safetensors.numpy import load, save
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
-from fastqt.sentences.inference.best import Flat, Hits, blocks
 from fastqt.sentences.inference.encoder import SentenceEncoder
-from fastqt.sentences.inference.search import Neighbor, encode_queries, normalized
+from fastqt.sentences.inference.search import Flat, Hits, Neighbor, blocks, encode_queries, normalized
 from fastqt.sentences.json_text import field, parse_object, to_json
 from fastqt.sentences.options.commands import IndexOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
@@ -60,20 +59,11 @@ class Recall(NamedTuple):
     queries: int  # sentences of the corpus, each of which looked for others
 
 
-class Searcher(Protocol):
-    """Finds the rows with the highest cosines to queries."""
-
-    most_effort: int
-
-    def search(self, queries: NDArray[np.float32], k: int, effort: int) -> Hits:
-        """The k best rows of each query; queries are (Q, D) float32 at norm 1, and k at most all rows.
-
-        `effort` is in 1 to `most_effort`. More of it takes longer and misses less.
-        """
-
-
 class Lists:
-    """Compares a query with the vectors of so many lists of faiss's IndexIVFFlat as effort says."""
+    """Compares a query with the vectors of so many lists of faiss's IndexIVFFlat as effort says: 1 to all.
+
+    `search` is as of `Flat`; the more effort, the longer it takes and the less it misses.
+    """
 
     def __init__(self, index: Any) -> None:
         self.index, self.most_effort = index, int(index.nlist)
@@ -198,7 +188,7 @@ def _lists(vectors: NDArray[np.float32], options: IndexOptions) -> Any:
 
 
 def _least_effort(
-    searcher: Searcher, vectors: NDArray[np.float32], options: IndexOptions
+    searcher: Flat | Lists, vectors: NDArray[np.float32], options: IndexOptions
 ) -> tuple[int, Recall]:
     """The least effort, as far as recall grows with it, that reaches the recall wanted, or else all."""
     total = len(vectors)
@@ -208,7 +198,7 @@ def _least_effort(
     if not at:
         return 1, Recall(1.0, at, len(rows))
 
-    def cosines_of_others(searcher: Searcher, effort: int) -> NDArray[np.float32]:
+    def cosines_of_others(searcher: Flat | Lists, effort: int) -> NDArray[np.float32]:
         cosines, others = searcher.search(questions, at + 1, effort)
         cosines[others == rows[:, None]] = -np.inf
         return cosines
@@ -252,7 +242,7 @@ class Index:
         self.effort: int = field(header, "effort", int, path)
         self.recall = Recall(**field(header, "recall", dict, path))
 
-        self.searcher: Searcher
+        self.searcher: Flat | Lists
         if self.kind == "flat":
             vectors = data[FLAT.size : length].view(np.float32).reshape(len(self), -1)
             self.searcher, self.width = Flat(vectors), vectors.shape[1]

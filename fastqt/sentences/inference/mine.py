@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.best import best_products, blocks, unit_rows
 from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.search import best_products, blocks, unit_rows
 from fastqt.sentences.options.commands import MineOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.lexicon import check_is_not_read
 from fastqt.sentences.text import read_blocks
-from fastqt.sentences.text.corpus import read_triplets
+from fastqt.sentences.text.batches import read_triplets
 from fastqt.sentences.text.reader import check_bytes, check_stdin_once
 
 ENDING = ".tsv"
@@ -170,7 +170,7 @@ def mine_pairs(
     Args:
         encoder: the model whose cosines are compared.
         pairs: .tsv files whose lines are a query, a tab and its positive, see
-            `fastqt.sentences.text.corpus.read_triplets`. A query may stand in several lines.
+            `fastqt.sentences.text.batches.read_triplets`. A query may stand in several lines.
         corpus: text files of further documents, as of `fastqt.sentences.text.read_blocks`; may be empty.
         out: the file to write, whose name ends in .tsv.
         options: which candidates become negatives.

@@ -26,7 +26,6 @@ class DataOptions:
         "column of the text in .parquet and .arrow files and folders of the datasets library (default: text, "
         "sentence, or the only one of text)",
     )
-    document_column: str | None = option(None, "column of them that has another value in another document")
     valid: str | None = option(None, "held-out text to validate on", file="FILE", resume="change")
     dev: str | None = option(
         None,

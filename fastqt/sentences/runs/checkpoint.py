@@ -21,7 +21,6 @@ CONFIG, VOCABULARY, MODEL = "config.json", "vocabulary.json", "model.safetensors
 METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.safetensors"
 EVALUATION = "evaluation.json"
 CARD = "README.md"
-VECTORS = "vectors.json"  # which pre-trained word vectors a training started from
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 
 

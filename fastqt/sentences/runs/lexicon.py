@@ -14,7 +14,6 @@ from fastqt.sentences.runs.checkpoint import (
     CONFIG,
     METRICS,
     MODEL,
-    VECTORS,
     VOCABULARY,
     write_text,
 )
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the tokenizer of its checkpoint
 # The files of a run. config.json is the first one that a training writes, and the last one is a folder.
-RUN_FILES = (CONFIG, VOCABULARY, VECTORS, METRICS, MODEL, CHECKPOINT, FINISHED, HUGGINGFACE)
+RUN_FILES = (CONFIG, VOCABULARY, METRICS, MODEL, CHECKPOINT, FINISHED, HUGGINGFACE)
 
 
 def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:

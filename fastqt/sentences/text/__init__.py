@@ -1,16 +1,22 @@
 """Text input: corpora, streamed from files or held in memory, vocabularies of (sub-)words, and batches."""
 
 from fastqt.nn.tokens import Encoded, pad
-from fastqt.sentences.text.batches import Batch, Span, batches
-from fastqt.sentences.text.corpus import Corpus, Prompts, Sample, TripletCorpus, read_triplets
+from fastqt.sentences.text.batches import (
+    Batch,
+    Corpus,
+    Prompts,
+    Sample,
+    Span,
+    TripletCorpus,
+    batches,
+    read_triplets,
+)
 from fastqt.sentences.text.reader import Block, Position, read_blocks
-from fastqt.sentences.text.tables import Columns
 from fastqt.sentences.text.vocabulary import Lexicon, Vocabulary
 
 __all__ = [
     "Batch",
     "Block",
-    "Columns",
     "Corpus",
     "Encoded",
     "Lexicon",

@@ -1,4 +1,4 @@
-"""Batches of consecutive sentences in corpus order, as tensors."""
+"""Batches of sentences or of rows of texts, as tensors: streamed in corpus order, or drawn from memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.nn.tokens import Encoded, pad
-from fastqt.sentences.text.reader import Block, Position, read_blocks
-from fastqt.sentences.text.tables import Columns
+from fastqt.sentences.text.reader import Block, Position, numbered_lines, read_blocks
 from fastqt.sentences.text.vocabulary import Lexicon
+
+ROWS_TOGETHER = 4096  # rows that are read, and encoded, at a time
 
 
 class Batch(NamedTuple):
@@ -40,22 +41,22 @@ def batches(
     batch_size: int,
     *,
     most: int = sys.maxsize,
-    columns: Columns | None = None,
+    column: str | None = None,
 ) -> Iterator[Batch]:
     """Streams the first `most` batches of a corpus, each of `batch_size` consecutive sentences.
 
-    What remains is dropped, and a corpus with fewer sentences than a batch is refused. Files and columns are
+    What remains is dropped, and a corpus with fewer sentences than a batch is refused. Files and column are
     as in `read_blocks`.
     """
     sentences = 0
-    for block in read_blocks(files, columns=columns):
+    for block in read_blocks(files, column=column):
         sentences += len(block.sentences)
         if sentences >= most * batch_size:
             break
     if sentences < batch_size:
         raise InputError(too_short(files, sentences, batch_size))
     sizes = [batch_size] * min(sentences // batch_size, most)
-    for batch, _ in span_batches(files, vocabulary, sizes, [Span(Position(), sentences)], columns):
+    for batch, _ in span_batches(files, vocabulary, sizes, [Span(Position(), sentences)], column):
         yield batch
 
 
@@ -64,12 +65,12 @@ def span_batches(
     vocabulary: Lexicon,
     sizes: Iterable[int],
     spans: Sequence[Span],
-    columns: Columns | None = None,
+    column: str | None = None,
 ) -> Iterator[tuple[Batch, tuple[Span, ...]]]:
     """Streams the sentences of spans, in this order, as batches of given sizes, with the spans that remain.
 
     The sentences before and after the end of a span are not neighbours in the corpus. They may share a batch,
-    but there they never have the same document id. Files and columns are as in `read_blocks`. Fewer sentences
+    but there they never have the same document id. Files and column are as in `read_blocks`. Fewer sentences
     than the sizes ask for are refused.
     """
     wanted = iter(sizes)
@@ -81,7 +82,7 @@ def span_batches(
     documents: list[int] = []
     pieces: list[int] = []
 
-    for piece, block, left in _blocks_of_spans(files, spans, columns):
+    for piece, block, left in _blocks_of_spans(files, spans, column):
         count = min(left, len(block.sentences))
         encoded = vocabulary.encode(block.sentences[:count])
         ends = np.cumsum(encoded.lengths)
@@ -107,12 +108,12 @@ def span_batches(
 
 
 def _blocks_of_spans(
-    files: Sequence[str], spans: Sequence[Span], columns: Columns | None
+    files: Sequence[str], spans: Sequence[Span], column: str | None
 ) -> Iterator[tuple[int, Block, int]]:
     """The blocks of text of each span: its index, a block, and the span's sentences from there to its end."""
     for piece, span in enumerate(spans):
         left = span.sentences
-        for block in read_blocks(files, span.start, columns=columns) if left else ():
+        for block in read_blocks(files, span.start, column=column) if left else ():
             yield piece, block, left
             left -= len(block.sentences)
             if left <= 0:
@@ -135,11 +136,11 @@ def equal_shares(total: int, parts: int) -> list[int]:
 
 
 def split(
-    files: Sequence[str], spans: Sequence[Span], parts: int, columns: Columns | None = None
+    files: Sequence[str], spans: Sequence[Span], parts: int, column: str | None = None
 ) -> tuple[tuple[Span, ...], ...]:
     """Divides the sentences of spans into consecutive parts of sizes that differ by at most one.
 
-    The text up to the last cut is read, to find where each part begins. Files and columns are as in
+    The text up to the last cut is read, to find where each part begins. Files and column are as in
     `read_blocks`.
     """
     waiting = list(reversed(spans))
@@ -149,7 +150,7 @@ def split(
         while size:
             span = waiting.pop()
             if span.sentences > size:
-                waiting.append(Span(_after(files, span.start, size, columns), span.sentences - size))
+                waiting.append(Span(_after(files, span.start, size, column), span.sentences - size))
                 span = Span(span.start, size)
             share.append(span)
             size -= span.sentences
@@ -157,9 +158,9 @@ def split(
     return tuple(shares)
 
 
-def _after(files: Sequence[str], start: Position, sentences: int, columns: Columns | None) -> Position:
+def _after(files: Sequence[str], start: Position, sentences: int, column: str | None) -> Position:
     """Where reading continues after this many sentences from `start`, at least 1."""
-    for block in read_blocks(files, start, columns=columns):
+    for block in read_blocks(files, start, column=column):
         if sentences <= len(block.sentences):
             return block.position(sentences - 1)
         sentences -= len(block.sentences)
@@ -193,3 +194,128 @@ def _batch(parts: Sequence[Encoded], documents: list[int]) -> Batch:
     lengths = np.concatenate([part.lengths for part in parts])
     tokens, sizes = pad(Encoded(ids, lengths))
     return Batch(tokens, sizes, torch.tensor(documents, dtype=torch.int64, device="cpu"))
+
+
+class Sample(NamedTuple):
+    """B sentences from any places of a corpus."""
+
+    tokens: Tensor  # (B, L) int64; padded with 0
+    lengths: Tensor  # (B,) int64, 1..L
+    rows: Tensor  # (B,) int64, the indices of the sentences in the corpus
+
+
+class Corpus:
+    """The encoded sentences of text files and tables; it takes four bytes of memory per word.
+
+    Files and column are as in `fastqt.sentences.text.read_blocks`.
+    """
+
+    def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, column: str | None = None) -> None:
+        self._keep([vocabulary.encode(block.sentences) for block in read_blocks(files, column=column)])
+
+    def _keep(self, parts: Sequence[Encoded]) -> None:
+        """Takes the sentences of all parts, one part after the other."""
+        self._ids = np.concatenate([np.zeros(0, np.int32), *(part.ids.astype(np.int32) for part in parts)])
+        self._lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
+        self._starts = np.cumsum(self._lengths) - self._lengths
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def sample(self, rows: NDArray[np.int64]) -> Sample:
+        """The sentences with the indices `rows`, (B,) int64, in this order."""
+        lengths = self._lengths[rows]
+        words = [self._ids[start : start + n] for start, n in zip(self._starts[rows], lengths, strict=True)]
+        tokens, sizes = pad(Encoded(np.concatenate(words).astype(np.int64), lengths))
+        return Sample(tokens, sizes, torch.from_numpy(rows))
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The indices of all sentences, (n,) int64, in the random order of one pass."""
+        return np.random.default_rng([seed, epoch]).permutation(len(self))
+
+
+class Prompts(NamedTuple):
+    """What texts begin with when a model encodes them, so that it tells queries from documents."""
+
+    query: str = ""
+    document: str = ""
+
+    def of_rows(self, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Rows with the prompts in front: the first text of a row is a query, the others are documents."""
+        return [[self.query + query, *map(self.document.__add__, texts)] for query, *texts in rows]
+
+
+def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[list[list[str]]]:
+    """Streams the rows of files in which tabs separate an anchor, its positive and any hard negatives.
+
+    The files are as in `fastqt.sentences.text.read_blocks`. All rows have as many columns, by default as the
+    first one, at least 2, and text in each. White space around a text is removed. Lines that are blank are no
+    rows.
+    """
+    rows: list[list[str]] = []
+    first = f"{width} columns"
+
+    for path in files:
+        for number, line in numbered_lines(path):
+            if not line.strip():
+                continue
+
+            row = [text.strip() for text in line.split("\t")]
+            if len(row) < 2:
+                raise InputError(
+                    f"{path}: line {number}: want an anchor, a positive and any hard negatives with a "
+                    "tab between them, got 1 column"
+                )
+
+            if width is None:
+                width, first = len(row), f"{len(row)} columns as in line {number} of {path}"
+            if len(row) != width:
+                raise InputError(f"{path}: line {number}: want {first}, got {len(row)}")
+            if not all(row):
+                raise InputError(
+                    f"{path}: line {number}: want text in each column, got none in column {row.index('') + 1}"
+                )
+
+            rows.append(row)
+            if len(rows) == ROWS_TOGETHER:
+                yield rows
+                rows = []
+
+    if rows:
+        yield rows
+
+
+class TripletCorpus(Corpus):
+    """The encoded rows of files as `read_triplets` reads them; it takes four bytes of memory per word.
+
+    `width` is the number of columns; the texts are encoded with `prompts` in front. Files without a row are
+    refused.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        vocabulary: Lexicon,
+        *,
+        width: int | None = None,
+        prompts: Prompts | None = None,
+    ) -> None:
+        parts, prompts = [], prompts or Prompts()
+        for rows in read_triplets(files, width):
+            width = len(rows[0])
+            parts.append(vocabulary.encode([text for row in prompts.of_rows(rows) for text in row]))
+        if width is None or not parts:
+            raise InputError(f"the corpus is empty: no row in {', '.join(files)}")
+        self.width = width
+        self._keep(parts)
+
+    def __len__(self) -> int:
+        return super().__len__() // self.width
+
+    def sample(self, rows: NDArray[np.int64]) -> Sample:
+        """The rows with the indices `rows`, (B,) int64, in this order.
+
+        Of C columns these are tokens (C B, L) and lengths (C B,): all anchors, then all positives, and so on.
+        """
+        texts = (rows * self.width + np.arange(self.width)[:, None]).reshape(-1)
+        return super().sample(texts)._replace(rows=torch.from_numpy(rows))

@@ -10,16 +10,14 @@ import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from fastqt.devices import machine_memory
 from fastqt.errors import InputError
-from fastqt.sentences.text.tables import Columns, is_table, read_rows
+from fastqt.sentences.text.tables import is_table, read_rows
 
-# Lines or rows: their texts, where each of them ends, and whether a document begins with it.
-Part = tuple[list[str], list[int], Iterable[bool]]
+Part = tuple[list[str], list[int]]  # lines or rows: their texts, and where each of them ends
 STDIN = "-"
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 20  # bytes; a longer line is an error, so that memory stays bounded
@@ -53,7 +51,7 @@ class Block:
 
 
 def read_blocks(
-    files: Sequence[str], start: Position | None = None, *, columns: Columns | None = None
+    files: Sequence[str], start: Position | None = None, *, column: str | None = None
 ) -> Iterator[Block]:
     """Streams the sentences of text files and of tables, in non-empty blocks of about 256 KiB of text.
 
@@ -67,27 +65,26 @@ def read_blocks(
             decompressed; `-`, which may be given once, is standard input. Names that end in `.parquet` or
             `.arrow`, and folders that `Dataset.save_to_disk` of the `datasets` library wrote, are tables.
         start: where to begin, a `Position` from an earlier pass over the same files.
-        columns: those of tables that are read.
+        column: of tables, that of the text; by default `text`, `sentence` or the only one of text.
     """
     check_stdin_once("corpus", files)
     start = start or Position()
     for file in range(start.file, len(files)):
         if file != start.file:
             start = Position(file, document=start.document)
-        with contextlib.closing(_parts(files[file], start, columns or Columns())) as parts:
+        with contextlib.closing(_parts(files[file], start, column)) as parts:
             for block in _blocks(parts, start):
                 start = start._replace(document=block.documents[-1])
                 yield block
 
 
-def _parts(path: str, start: Position, columns: Columns) -> Generator[Part]:
+def _parts(path: str, start: Position, column: str | None) -> Generator[Part]:
     """The lines of a text file or the rows of a table, from a position in it."""
     if is_table(path):
-        yield from read_rows(path, columns, start.offset)
+        yield from read_rows(path, column, start.offset)
         return
     with open_text(path) as handle:
-        for lines, ends in _lines_of_file(handle, path, start):
-            yield lines, ends, repeat(False)
+        yield from _lines_of_file(handle, path, start)
 
 
 @contextlib.contextmanager
@@ -205,11 +202,10 @@ def _check_stdin() -> None:
 def _blocks(parts: Iterable[Part], start: Position) -> Iterator[Block]:
     line, document = start.line, start.document
     boundary = start.offset == 0
-    for texts, ends, begins in parts:
+    for texts, ends in parts:
         block = Block(start.file, [], [], [], [])
-        for sentence, end, begin in zip(texts, ends, begins, strict=False):
+        for sentence, end in zip(texts, ends, strict=True):
             line += 1
-            boundary |= begin
             if not sentence:
                 boundary = True
                 continue
@@ -223,7 +219,7 @@ def _blocks(parts: Iterable[Part], start: Position) -> Iterator[Block]:
             yield block
 
 
-def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tuple[list[str], list[int]]]:
+def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[Part]:
     """The lines of each READ_BYTES of text, and the offset after each of them."""
     offset, line = start.offset, start.line
     rest = b""
@@ -252,7 +248,7 @@ def _lines_of_file(handle: IO[bytes], path: str, start: Position) -> Iterator[tu
         yield _decoded([rest], path, offset, line)
 
 
-def _decoded(lines: list[bytes], path: str, offset: int, line: int) -> tuple[list[str], list[int]]:
+def _decoded(lines: list[bytes], path: str, offset: int, line: int) -> Part:
     """The text of lines of which the first begins at `offset` and has `line` lines before it."""
     texts: list[str] = []
     ends: list[int] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,23 +23,7 @@ ROWS = 256  # that are read together
 READ_BYTES = 1 << 18  # of text that are handed on together
 LONGEST_CELL = 1 << 20  # bytes, as of a line of text
 TEXTS = ("string", "large_string", "string_view")
-WHOLE_NUMBERS = (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "bool")
 FILE_MAGIC = b"ARROW1"  # a file of Arrow's other format, a stream, begins otherwise
-
-
-class Columns(NamedTuple):
-    """The columns of tables that are read."""
-
-    text: str | None = None  # by default `text`, `sentence` or the only one of text
-    document: str | None = None  # a document ends where its value changes
-
-
-class TableRows(NamedTuple):
-    """Consecutive rows of a table."""
-
-    texts: list[str]  # without surrounding white space; "" for a cell without a value
-    ends: list[int]  # the number of rows up to and including each of them
-    begins: list[bool]  # whether the document column has another value than in the row before
 
 
 def is_table(path: str) -> bool:
@@ -74,74 +58,56 @@ def data_files(path: str) -> list[Path]:
     return files
 
 
-def read_rows(path: str, columns: Columns, start: int = 0) -> Iterator[TableRows]:
+def read_rows(path: str, column: str | None, start: int = 0) -> Iterator[tuple[list[str], list[int]]]:
     """Streams the rows of a table (see `is_table`) from `start` on, about 256 KiB of text at a time.
 
-    A line break within a cell is a blank. Memory holds a few hundred rows, and of an Arrow file with
-    compressed batches one batch. A column that is not chosen, or has another type, is refused, and so is a
-    cell longer than 1 MiB.
+    They are texts without surrounding white space, "" for a cell without a value, and the number of rows up
+    to each of them. A line break within a cell is a blank. Memory holds a few hundred rows, and of an Arrow
+    file with compressed batches one batch. A column that is not chosen, or has another type, is refused, and
+    so is a cell longer than 1 MiB.
     """
-    # A row more, which shows whether its document goes on.
-    skip = start - 1 if start and columns.document is not None else start
-    previous: Any = None
-    for first, array, documents in _slices(path, columns, skip):
-        values = [] if documents is None else documents.to_pylist()
-        begins = [now != before for now, before in zip(values, [previous, *values], strict=False)]
-        if first == 0 and begins:
-            begins[0] = False
-        previous = values[-1] if values else None
-        for begin, end in _cuts(array, first, path):
-            texts = [(text or "").replace("\n", " ").strip() for text in array[begin:end].to_pylist()]
-            ends = list(range(first + begin + 1, first + end + 1))
-            flags = begins[begin:end] or [False] * len(texts)
-            drop = max(start - first - begin, 0)
-            if drop < len(texts):
-                yield TableRows(texts[drop:], ends[drop:], flags[drop:])
-
-
-def _slices(path: str, columns: Columns, skip: int) -> Iterator[tuple[int, Any, Any]]:
-    """Of each few hundred rows after the first `skip`: their first row, the texts and the documents."""
     before = 0
     for file in data_files(path):
         with _errors_in_words(file):
-            for batch in (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, columns):
-                for begin in range(max(skip - before, 0), batch.num_rows, ROWS):
-                    text, *document = (_checked(column) for column in batch.slice(begin, ROWS).columns)
-                    yield before + begin, text, *(document or [None])
+            for batch in (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, column):
+                for first in range(max(start - before, 0), batch.num_rows, ROWS):
+                    array = _checked(batch.slice(first, ROWS).column(0))
+                    for begin, end in _cuts(array, before + first, path):
+                        cells = array[begin:end].to_pylist()
+                        texts = [(text or "").replace("\n", " ").strip() for text in cells]
+                        yield texts, list(range(before + first + begin + 1, before + first + end + 1))
                 before += batch.num_rows
 
 
-def _of_parquet(file: Path, columns: Columns) -> Iterator[Any]:
+def _of_parquet(file: Path, column: str | None) -> Iterator[Any]:
     _library(file)
     parquet = importlib.import_module("pyarrow.parquet")
     # The buffer makes it read one page after the other, not the whole column of a row group.
     with parquet.ParquetFile(file, memory_map=True, pre_buffer=False, buffer_size=READ_BYTES) as reader:
-        names = _names(reader.schema_arrow, columns, file)
+        names = [_name(reader.schema_arrow, column, file)]
         for batch in reader.iter_batches(ROWS, columns=names, use_threads=False):
             yield batch.select(names)
 
 
-def _of_arrow(file: Path, columns: Columns) -> Iterator[Any]:
+def _of_arrow(file: Path, column: str | None) -> Iterator[Any]:
     arrow = _library(file)
     with arrow.memory_map(str(file)) as source:
         is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
         source.seek(0)
         reader = arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
-        names = _names(reader.schema, columns, file)
+        names = [_name(reader.schema, column, file)]
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
             yield batch.select(names)
 
 
-def _names(schema: Any, columns: Columns, file: Path) -> list[str]:
-    """The names of the column of text and, if there is one, of that of documents."""
-    names = [columns.text or _usual_name(schema, file)]
-    _check_column(schema, names[0], _is_text, "texts", file)
-    if columns.document == names[0]:
-        raise InputError(f"{file}: document_column: want another column than that of the text")
-    if columns.document is not None:
-        names.append(columns.document)
-        _check_column(schema, columns.document, _is_value, "texts or whole numbers", file)
-    return names
+def _name(schema: Any, column: str | None, file: Path) -> str:
+    """The name of the column of text."""
+    name = column or _usual_name(schema, file)
+    if (index := schema.get_field_index(name)) < 0:
+        raise InputError(f"{file}: column {name!r}: want one of {one_line(', '.join(schema.names))}")
+    if not _is_text(kind := schema.field(index).type):
+        raise InputError(f"{file}: column {name!r}: want texts, got {one_line(kind)}")
+    return name
 
 
 def _usual_name(schema: Any, file: Path) -> str:
@@ -156,20 +122,9 @@ def _usual_name(schema: Any, file: Path) -> str:
     raise InputError(f"{file}: column: want the name of the column of text, got no name and {names}")
 
 
-def _check_column(schema: Any, name: str, fits: Callable[[Any], bool], wanted: str, file: Path) -> None:
-    if (index := schema.get_field_index(name)) < 0:
-        raise InputError(f"{file}: column {name!r}: want one of {one_line(', '.join(schema.names))}")
-    if not fits(kind := schema.field(index).type):
-        raise InputError(f"{file}: column {name!r}: want {wanted}, got {one_line(kind)}")
-
-
 def _is_text(kind: Any) -> bool:
     of_value = kind.value_type if hasattr(kind, "index_type") else kind  # the former of a dictionary
     return str(of_value) in TEXTS
-
-
-def _is_value(kind: Any) -> bool:
-    return _is_text(kind) or str(kind) in WHOLE_NUMBERS
 
 
 def _checked(array: Any) -> Any:

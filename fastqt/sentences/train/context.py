@@ -27,7 +27,7 @@ class ContextObjective(Objective[Batch]):
         sizes = list(self.sizes(progress.sentences - progress.taken))
         local_sizes = (each[self.ranks.rank] for each in sizes)
         local_batches = span_batches(
-            self.training.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.training.columns
+            self.training.corpus, self.vocabulary, local_sizes, spans[self.ranks.rank], self.config.column
         )
         for each, (batch, rest) in zip(sizes, local_batches, strict=True):
             yield Turn(batch, each, rest)
@@ -37,7 +37,7 @@ class ContextObjective(Objective[Batch]):
         if self._whole is None:
             whole, size = [Span(Position(), sentences)], self.ranks.size
             self._whole = self.ranks.first(
-                lambda: split(self.training.corpus, whole, size, self.training.columns)
+                lambda: split(self.training.corpus, whole, size, self.config.column)
             )
         return self._whole
 

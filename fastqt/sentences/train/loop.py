@@ -15,11 +15,18 @@ from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.metrics_file import MetricsLog
 from fastqt.sentences.runs.progress import FINISHED, save_finished
 from fastqt.sentences.text import Batch, Sample, Span
-from fastqt.sentences.train.clock import Moment, Parts, begin_peak, peak_memory
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Objective, Turn
 from fastqt.sentences.train.optim import clip_gradients
-from fastqt.sentences.train.progress import Display, Silent, StopRequest
+from fastqt.sentences.train.progress import (
+    Display,
+    Moment,
+    Parts,
+    Silent,
+    StopRequest,
+    begin_peak,
+    peak_memory,
+)
 from fastqt.sentences.train.ranks import Share
 from fastqt.sentences.train.schedule import Factor, Precision, schedule_of
 from fastqt.sentences.train.summary import opening

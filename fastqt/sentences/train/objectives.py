@@ -177,7 +177,7 @@ class Objective(ABC, Generic[B]):
         if config.valid is None or not self.ranks.is_first:
             return
         size, most = config.batch_size, config.valid_batches
-        yield from batches([config.valid], self.vocabulary, size, most=most, columns=self.training.columns)
+        yield from batches([config.valid], self.vocabulary, size, most=most, column=self.config.column)
 
 
 class ShuffledObjective(Objective[Sample]):
@@ -186,7 +186,7 @@ class ShuffledObjective(Objective[Sample]):
     sentences: Any  # a `Corpus`, or another that has its methods
 
     def _read_corpus(self) -> None:
-        self.sentences = Corpus(self.training.corpus, self.vocabulary, columns=self.training.columns)
+        self.sentences = Corpus(self.training.corpus, self.vocabulary, column=self.config.column)
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
         taken = progress.taken

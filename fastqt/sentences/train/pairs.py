@@ -15,7 +15,7 @@ from fastqt.losses import distillation_loss, gist_embed_loss, multiple_negatives
 from fastqt.nn import GISTEmbedLoss, MultipleNegativesRankingLoss
 from fastqt.sentences.metrics import ranking_figures, view_figures
 from fastqt.sentences.text import Batch, Sample
-from fastqt.sentences.text.corpus import ROWS_TOGETHER
+from fastqt.sentences.text.batches import ROWS_TOGETHER
 from fastqt.sentences.text.vectors import map_rows
 from fastqt.sentences.train.objectives import Measured, group_options
 from fastqt.sentences.train.ranks import Share

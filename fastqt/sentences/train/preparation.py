@@ -15,12 +15,11 @@ from typing import Literal, cast
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.files import PARTIAL, digest
+from fastqt.sentences.runs.files import PARTIAL, digest, own_directory
 from fastqt.sentences.runs.lexicon import RUN_FILES, lexicon_digest, load_lexicon, load_tokenizer
-from fastqt.sentences.runs.lock import own_directory
 from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.runs.progress import Progress, read_finished
-from fastqt.sentences.text import Columns, Lexicon, Vocabulary, read_blocks, read_triplets
+from fastqt.sentences.text import Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import beside
 from fastqt.sentences.text.tables import data_files, is_table
@@ -99,11 +98,9 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
     given. In a corpus of pairs and triplets, rows are counted as sentences. Each of the `ranks` processes
     that train together needs the sentences of a batch.
     """
-    columns = Columns(config.column, config.document_column)
-    if columns != Columns() and not any(map(is_table, corpus)):
-        name = "document_column" if config.column is None else "column"
+    if config.column is not None and not any(map(is_table, corpus)):
         raise InputError(
-            f"{name}: want a corpus in .parquet or .arrow files or folders of the datasets library"
+            "column: want a corpus of .parquet or .arrow files or folders of the datasets library"
         )
     if config.reads_rows and any(map(is_table, corpus)):
         raise InputError("corpus: want files of rows with tabs between their texts, got a table or a folder")
@@ -117,7 +114,7 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
                 progress.sentences += len(rows)
                 yield from chain.from_iterable(prompts_of(config).of_rows(rows))
             return
-        for block in read_blocks(corpus, columns=columns):
+        for block in read_blocks(corpus, column=config.column):
             progress.sentences += len(block.sentences)
             yield from block.sentences
 
@@ -193,4 +190,4 @@ def share_out(config: TrainConfig, corpus: list[str], progress: Progress, ranks:
     """
     if len(progress.spans) not in (0, ranks):
         left = [span for spans in progress.spans for span in spans]
-        progress.spans = split(corpus, left, ranks, Columns(config.column, config.document_column))
+        progress.spans = split(corpus, left, ranks, config.column)

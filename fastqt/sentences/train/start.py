@@ -6,17 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from fastqt.errors import InputError
-from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.files import digest
 from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
 from fastqt.sentences.runs.model import tables_of_vectors
 from fastqt.sentences.text import Lexicon, Vocabulary
@@ -96,31 +94,26 @@ def _trainer(training: Training, display: type[Display]) -> Trainer:
         return trainer
 
     path, begins_anew = training.directory / checkpoint.CHECKPOINT, training.begins == "anew"
-    coverage = None
     if ranks.is_first and not begins_anew:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
     elif begins_anew and config.vectors is not None:
-        coverage = ranks.first(
-            lambda: _start_from_vectors(trainer.model, training.vocabulary, config, display.say)
-        )
+        ranks.first(lambda: _start_from_vectors(trainer.model, training.vocabulary, config, display.say))
 
     if ranks.size > 1:
         _follow_first(ranks, trainer.model, trainer.optimizer)
         _part_generators(ranks, config.seed, training.progress.step, None if begins_anew else path)
 
     if ranks.is_first:
-        _store(training, coverage)
+        _store(training)
     return trainer
 
 
-def _store(training: Training, coverage: str | None) -> None:
+def _store(training: Training) -> None:
     """Writes what is known of a training before its first step."""
     directory = training.directory
     checkpoint.write_text(directory / checkpoint.CONFIG, training.config.to_json())
     if training.begins == "anew":
         save_lexicon(training.vocabulary, directory)
-    if coverage is not None:
-        checkpoint.write_text(directory / checkpoint.VECTORS, coverage)
     training.progress.vocabulary_digest = lexicon_digest(training.config, directory)
 
 
@@ -175,12 +168,11 @@ def _width_of_words(config: TrainConfig, stored: TrainConfig | None) -> int:
 
 def _start_from_vectors(
     model: nn.Module, vocabulary: Lexicon, config: TrainConfig, say: Callable[[str], None]
-) -> str:
+) -> None:
     """Gives the words of a new model their pre-trained vectors. Other words keep those that were drawn.
 
-    Returns JSON for the run's directory: what was read, and which shares of the vocabulary's words and of the
-    corpus's tokens have a vector. The corpus's tokens are known if the vocabulary was built from them. A file
-    that has none for any word is refused.
+    It says which shares of the vocabulary's words and of the corpus's tokens have a vector. The tokens are
+    known if the vocabulary was built from them. A file that has none for any word is refused.
     """
     path = cast("str", config.vectors)
     words = _words(cast("Vocabulary", vocabulary))
@@ -200,16 +192,11 @@ def _start_from_vectors(
 
     share = len(known) / (len(words) - 1)
     text = f"{path}: vectors of {len(known):,} of {len(words) - 1:,} words ({share:.1%})"
-    coverage: dict[str, Any] = {"words": len(words) - 1, "words_with_a_vector": len(known)}
     counts = cast("Vocabulary", vocabulary).counts
     if counts is not None:
         tokens, covered = int(counts.sum()), int(counts[known].sum())
-        coverage |= {"tokens": tokens, "tokens_with_a_vector": covered}
         text += f", which are {covered / max(tokens, 1):.1%} of the corpus's tokens"
-
     say(text)
-    coverage |= {"width": config.word_dim, "scale": config.vectors_scale}
-    return to_json({"vectors": path, "sha256": digest(Path(path)), **coverage}, indent=2) + "\n"
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:

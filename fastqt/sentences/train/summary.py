@@ -13,8 +13,8 @@ from fastqt.sentences.runs.checkpoint import METRICS
 from fastqt.sentences.runs.config import DEV_MEASURE
 from fastqt.sentences.runs.metrics_file import HELD_OUT, Line, best_of, is_figure, read_metrics
 from fastqt.sentences.text import Lexicon, Vocabulary
-from fastqt.sentences.train.clock import PARTS
 from fastqt.sentences.train.objectives import Objective
+from fastqt.sentences.train.progress import PARTS
 
 SHARES = ("accuracy", "chance")  # what ends so is shown in per cent
 NEAR_CHANCE = 1.5  # times chance, below which accuracies are near it
@@ -36,7 +36,7 @@ def closing_table(directory: Path, measure: str | None = DEV_MEASURE) -> str:
     They are the held-out figures if metrics.jsonl has some, and otherwise those of the last batch; "" if the
     run has reported nothing. `measure` is the figure that tells which model is kept, if one does.
     """
-    lines = _lines(directory)
+    lines = read_metrics(directory / METRICS, tell=True)
     validated = [line for line in lines if _held_out(line)]
     if not validated:
         return _table("last batch of the corpus", {f"step {lines[-1]['step']:,}": lines[-1]}) if lines else ""

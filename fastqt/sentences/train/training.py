@@ -12,7 +12,7 @@ import torch
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import choose_device
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.text import Columns, Lexicon
+from fastqt.sentences.text import Lexicon
 from fastqt.sentences.train.ranks import Ranks
 
 
@@ -32,8 +32,3 @@ class Training:
     def device(self) -> torch.device:
         """The device to compute on."""
         return choose_device(self.config.device)
-
-    @property
-    def columns(self) -> Columns:
-        """The columns that are read of tables."""
-        return Columns(self.config.column, self.config.document_column)

@@ -27,7 +27,7 @@ def test_a_training_ends_with_a_summary_and_its_model_is_used(planted, tmp_path,
 
     out, err = capsys.readouterr()
     assert err.startswith(f"corpus      {planted[0]}: 480 sentences")
-    told, table, speed, *_ = out.split("\n\n")
+    told, table, speed, *_ = out.strip().split("\n\n")
     assert told == f"{run}: trained, 12 steps"
     assert table.startswith("held out           fresh weights  step 12  chance\nloss ")
     assert re.fullmatch(

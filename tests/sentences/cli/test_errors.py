@@ -115,7 +115,6 @@ REFUSED = [
     ("export model --format onnx --out model", "out: want a new directory, or --overwrite"),
     ("export model --format onnx --out text.txt", "out: want a directory, got the file"),
     ("export model --format onnx --out no/where", "cannot write no/where: no is not a direct"),
-    ("plot model --out text.txt", "text.txt: File exists"),
     ("expand model vectors.txt --out text.txt", "text.txt: File exists"),
     ("expand model nan.txt --out new", "vectors"),
     ("check --quick --device gpu", "--device: want one of cpu"),

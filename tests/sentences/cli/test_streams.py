@@ -82,7 +82,6 @@ from fastqt.sentences.cli import main
 corpus, run, out = sys.argv[1:]
 assert main(["train", corpus, "--out", run, *{SMALL}]) == 0
 assert main(["neighbors", run, corpus, "--query", "place1", "-k", "1"]) == 0
-assert main(["plot", run, "--out", "."]) == 0
 assert main(["export", run, "--out", out, "--format", "sentence-transformers"]) == 0
 sys.exit(main(["export", run, "--out", out + "x", "--format", "onnx"]))
 """

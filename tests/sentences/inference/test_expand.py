@@ -11,7 +11,7 @@ from fastqt.sentences.cli import main
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.expand import add_words, expand_vocabulary, fit_affine
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs.files import locked
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference import best
 from fastqt.sentences.inference import mine as module
+from fastqt.sentences.inference import search as best
 from fastqt.sentences.inference.mine import mine, mine_pairs
 from fastqt.sentences.options.commands import MineOptions
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.runs import lock
-from fastqt.sentences.runs.files import write_atomically
-from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs import files as lock
+from fastqt.sentences.runs.files import locked, write_atomically
 
 
 def write_new(partial):
@@ -175,7 +174,7 @@ def test_writers_of_one_file_do_not_mix_their_data(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from fastqt.sentences.runs.lock import locked
+from fastqt.sentences.runs.files import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

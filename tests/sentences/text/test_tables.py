@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastqt.errors import InputError
-from fastqt.sentences.text import Columns, read_blocks, tables
+from fastqt.sentences.text import read_blocks, tables
 
 pa = pytest.importorskip("pyarrow", reason="the extra datasets is not installed")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
@@ -56,16 +56,16 @@ def as_text(folder, lines):
     return str(path)
 
 
-def read(files, start=None, columns=None):
+def read(files, start=None, column=None):
     return [
         (sentence, block.documents[i], block.file, block.lines[i], block.position(i).line)
-        for block in read_blocks(files, start, columns=columns)
+        for block in read_blocks(files, start, column=column)
         for i, sentence in enumerate(block.sentences)
     ]
 
 
-def positions_of(files, columns=None):
-    blocks = read_blocks(files, columns=columns)
+def positions_of(files, column=None):
+    blocks = read_blocks(files, column=column)
     return [block.position(i) for block in blocks for i in range(len(block.sentences))]
 
 
@@ -83,31 +83,11 @@ def test_rows_are_lines(tmp_path, monkeypatch, kind, read_bytes, rows):
         assert read(files, position) == read(text)[place + 1 :]
 
 
-@each_kind
-def test_positions_with_a_document_column(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(tables, "ROWS", 2)
-    documents = ["a", "a", "a", "b", "b", None, None, "c", "c", "c", "a"]
-    cells = ["1", "2", "", "4", "5", "6", "7", "8", "9", "10", "11"]
-    table = pa.table({"text": cells, "book": documents})
-    path, columns = made(tmp_path, kind, table, rows=3), Columns(document="book")
-    whole = read([path], columns=columns)
-    assert [each[1] for each in whole] == [0, 0, 1, 1, 2, 2, 3, 3, 3, 4]
-    for place, position in enumerate(positions_of([path], columns)):
-        assert read([path], position, columns) == whole[place + 1 :]
-
-
-def test_kinds_of_texts_and_of_documents(tmp_path):
+def test_kinds_of_texts(tmp_path):
     texts = pa.array(CELLS, pa.large_string()), pa.array(CELLS).dictionary_encode()
     for array in (*texts, pa.array(CELLS, pa.string_view())):
         path = made(tmp_path, "b.arrow", pa.table({"text": array}))
         assert read([path]) == read([as_text(tmp_path, LINES)])
-    for values, documents in (
-        ([1, 1, 2, 2], [0, 0, 1, 1]),
-        ([True, False, False, True], [0, 1, 1, 2]),
-        (pa.array(["x", "x", "y", "y"]).dictionary_encode(), [0, 0, 1, 1]),
-    ):
-        path = made(tmp_path, "b.arrow", pa.table({"text": list("abcd"), "book": values}))
-        assert [each[1] for each in read([path], columns=Columns(document="book"))] == documents
 
 
 def test_the_usual_column(tmp_path):
@@ -122,20 +102,18 @@ def test_the_usual_column(tmp_path):
 
 @each_kind
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("column", "message"),
     [
-        (Columns(), "column: want the name of the column of text, got no name and one, two$"),
-        (Columns("three"), "column 'three': want one of one, two, number$"),
-        (Columns("number"), "column 'number': want texts, got int64$"),
-        (Columns("one", "four"), "column 'four': want one of one, two, number$"),
-        (Columns("one", "one"), "document_column: want another column than that of the text$"),
+        (None, "column: want the name of the column of text, got no name and one, two$"),
+        ("three", "column 'three': want one of one, two, number$"),
+        ("number", "column 'number': want texts, got int64$"),
     ],
     ids=str,
 )
-def test_wrong_columns_are_refused(tmp_path, kind, columns, message):
+def test_wrong_columns_are_refused(tmp_path, kind, column, message):
     path = made(tmp_path, kind, pa.table({"one": ["a"], "two": ["b"], "number": [1]}))
     with pytest.raises(InputError, match=message) as caught:
-        read([path], columns=columns)
+        read([path], column=column)
     assert str(caught.value).startswith(path)
 
 
@@ -148,7 +126,7 @@ def test_a_table_without_texts_or_with_damaged_ones_is_refused(tmp_path):
     with pytest.raises(InputError, match="got no name and none among number, many"):
         read([path])
     with pytest.raises(InputError, match="column 'many': want texts, got list<"):
-        read([path], columns=Columns("many"))
+        read([path], column="many")
 
 
 @each_kind
@@ -230,7 +208,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path, kind):
     total = rows * len(line)
     before = pa.total_allocated_bytes()
     most = 0
-    for block in read_blocks([path], columns=Columns("text")):
+    for block in read_blocks([path], column="text"):
         most = max(most, pa.total_allocated_bytes() - before)
         assert sum(map(len, block.sentences)) <= 1 << 19
     assert most < total / 4, (most, total)

@@ -10,9 +10,9 @@ import pytest
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.metrics_file import MetricsLog, read_metrics
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.train import clock, loop, train
-from fastqt.sentences.train.clock import Moment
-from fastqt.sentences.train.progress import Display, StopRequest
+from fastqt.sentences.train import loop, train
+from fastqt.sentences.train import progress as clock
+from fastqt.sentences.train.progress import Display, Moment, StopRequest
 from tests.shared.trainings import assert_same_weights, lines_of
 
 SMALL = {"word_dim": 6, "batch_size": 48, "context_size": 1, "device": "cpu"}
