@@ -153,9 +153,6 @@ def test_a_step_whose_gradients_overflow_changes_the_scale_alone(planted, tmp_pa
         assert (progress.loss_scale, progress.steps_at_scale) == after
 
 
-@pytest.mark.parametrize(
-    ("options", "decay"), [({"encoder": "gru"}, 0.7), ({"model": "gloss-bow"}, 0.999), ({}, 0.0)], ids=str
-)
 @pytest.mark.parametrize("chunk", [None, 13])
 def test_a_scale_is_learnt_as_a_logarithm_that_is_clamped(planted, tmp_path, chunk):
     """As CLIP learns it."""

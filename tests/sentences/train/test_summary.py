@@ -78,16 +78,6 @@ def test_without_held_out_text_the_last_batch_is_shown(tmp_path):
     assert write(tmp_path) == ""
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"corpus": ("a.txt.gz",), "valid": "b c.txt"}, "'b c.txt'"),
-        ({"corpus": ("a.txt.gz",)}, "a.txt.gz"),
-        ({"corpus": ("rows.tsv.gz",), "model": "simcse"}, None),
-        ({"corpus": ("rows.parquet",)}, None),
-        ({"corpus": ("-",)}, "run/corpus.txt"),
-    ],
-)
 def reported(step, **figures):
     """A line of a report, of which half of the time went into the data."""
     times = {"data_seconds": 2.0, "gradients_seconds": 1.5, "optimiser_seconds": 0.5}
