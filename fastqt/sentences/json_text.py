@@ -8,9 +8,16 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fastqt.errors import InputError, one_line
+
+
+class Digest(Protocol):
+    """What takes bytes, as the objects of `hashlib` do."""
+
+    def update(self, data: bytes, /) -> None:
+        """Takes further bytes."""
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -48,8 +55,12 @@ def parse_object(text: str | bytes, source: str | os.PathLike[str]) -> dict[str,
     return value
 
 
-def read_object(path: str | os.PathLike[str], *, most_bytes: int) -> dict[str, Any]:
+def read_object(
+    path: str | os.PathLike[str], *, most_bytes: int, digest: Digest | None = None
+) -> dict[str, Any]:
     """Reads a file that holds a JSON object; one of more than `most_bytes` is refused before it is read.
+
+    Its bytes go into `digest` too.
 
     FileNotFoundError where there is no such file: callers say what its absence means.
     """
@@ -62,6 +73,8 @@ def read_object(path: str | os.PathLike[str], *, most_bytes: int) -> dict[str, A
         raise
     except OSError as error:
         raise InputError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
+    if digest is not None:
+        digest.update(text)
     return parse_object(text, path)
 
 

@@ -10,11 +10,10 @@ import torch.distributed as dist
 
 from fastqt.sentences.train import loop, train
 from fastqt.sentences.train.measurements import Measurements
-from fastqt.sentences.train.objectives import Objective
+from fastqt.sentences.train.objectives import Objective, Training
 from fastqt.sentences.train.preparation import read_corpus
 from fastqt.sentences.train.progress import Display
 from fastqt.sentences.train.ranks import joined, sum_gradients
-from fastqt.sentences.train.training import Training
 
 
 class Seen(NamedTuple):

@@ -15,8 +15,8 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.objectives import Training
 from fastqt.sentences.train.progress import Display
-from fastqt.sentences.train.training import Training
 from tests.shared.rank_pool import Pool
 from tests.shared.trained_on_ranks import Seen, trained
 

@@ -18,6 +18,7 @@ from fastqt.sentences.options.option import option
 if TYPE_CHECKING:
     from fastqt.sentences.evaluation import Results
     from fastqt.sentences.evaluation.encoders import NamedEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class Evaluate(Encoding, ProtocolOptions):
         beside = None
         if self.baseline:
             say("the same with random weights")
-            random = self._load(f"random:{self.model}")
+            random = self._load(f"random:{self.model}", encoder.of_run)
             beside = results_of(random, keep_baseline)
         try:
             if self.json is not None:
@@ -84,12 +85,12 @@ class Evaluate(Encoding, ProtocolOptions):
             print(of_model.table(beside), flush=True)
         return 1 if of_model.failed or (beside is not None and beside.failed) else 0
 
-    def _load(self, name: str) -> NamedEncoder:
+    def _load(self, name: str, like: SentenceEncoder | None = None) -> NamedEncoder:
         from fastqt.sentences.evaluation import load_encoder
         from fastqt.sentences.inference.encoder import chosen_inference
 
         how = chosen_inference(self)
-        return load_encoder(name, device=self.device, raw=self.raw, seed=self.seed, inference=how)
+        return load_encoder(name, device=self.device, raw=self.raw, seed=self.seed, inference=how, like=like)
 
     def _save_on_the_way(self, results: Results, about: dict[str, Any]) -> None:
         """Keeps what is known after a task in a file; a pipe is given the results once, at the end."""

@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from fastqt.sentences.evaluation.classification import few_shot, limited_data
     from fastqt.sentences.evaluation.encoders import load_encoder
     from fastqt.sentences.evaluation.ranking import ranking_metrics
-    from fastqt.sentences.evaluation.retrieval import fit_maps
     from fastqt.sentences.evaluation.similarity import alignment, uniformity
     from fastqt.sentences.evaluation.suite import Results, evaluate
     from fastqt.sentences.inference.search import nearest
@@ -20,7 +19,6 @@ __all__ = [
     "alignment",
     "evaluate",
     "few_shot",
-    "fit_maps",
     "limited_data",
     "load_encoder",
     "nearest",
@@ -32,7 +30,7 @@ __all__ = [
 # scikit-learn, so that a corpus is searched, and a search is judged, without the extra `eval`.
 _HOMES = (
     *("evaluation.ranking", "inference.search", "options.commands", "evaluation.classification"),
-    *("evaluation.encoders", "evaluation.retrieval", "evaluation.similarity"),
+    *("evaluation.encoders", "evaluation.similarity"),
     "evaluation.suite",
 )
 

@@ -92,11 +92,16 @@ class SIF(WordVectors):
         return vectors - np.outer(vectors @ first, first).astype(np.float32)
 
 
-def random_encoder(directory: str | Path, *, seed: int = 0, device: Device = "auto") -> SentenceEncoder:
-    """A model with the settings and the vocabulary of a run, but with random weights of a seed."""
+def random_encoder(
+    directory: str | Path, *, seed: int = 0, device: Device = "auto", like: SentenceEncoder | None = None
+) -> SentenceEncoder:
+    """A model with the settings and the vocabulary of a run, but with random weights of a seed.
+
+    `like` is as of `SentenceEncoder.load`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return SentenceEncoder.load(directory, device, trained=False, with_identity=True)
+        return SentenceEncoder.load(directory, device, trained=False, with_identity=True, like=like)
 
 
 class NamedEncoder(NamedTuple):
@@ -104,6 +109,7 @@ class NamedEncoder(NamedTuple):
 
     encode: Encode
     identity: str
+    of_run: SentenceEncoder | None = None  # the model, if it is one that `fastqt train` wrote
 
 
 def load_encoder(
@@ -113,6 +119,7 @@ def load_encoder(
     raw: bool = False,
     seed: int = 0,
     inference: Inference | None = None,
+    like: SentenceEncoder | None = None,
 ) -> NamedEncoder:
     """Loads an encoder by its name.
 
@@ -123,6 +130,7 @@ def load_encoder(
         raw: do not scale the vectors of a model, or their halves, to norm 1.
         seed: seed of the random weights.
         inference: how a GLOSS model finds latent vectors; None for its default.
+        like: a model of the same directory, whose settings and vocabulary are not read again.
 
     Returns:
         The encoder, a function from a list of n sentences to (n, d), and its identity.
@@ -151,7 +159,7 @@ def load_encoder(
         raise InputError(f"seed: want 0 to {2**32 - 1}, got {seed}")
     is_random = bool(colon) and kind == "random"
     encoder = (
-        random_encoder(rest, seed=seed, device=device)
+        random_encoder(rest, seed=seed, device=device, like=like)
         if is_random
         else SentenceEncoder.load(name, device, with_identity=True)
     )
@@ -160,7 +168,7 @@ def load_encoder(
     if any(encoder.prompts):
         encode = PromptedEncode(encoder, normalize=not raw)
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"
-    return NamedEncoder(encode, joined_digest(description, encoder.identity or ""))
+    return NamedEncoder(encode, joined_digest(description, encoder.identity or ""), encoder)
 
 
 class PromptedEncode:

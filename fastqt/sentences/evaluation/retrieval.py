@@ -95,50 +95,16 @@ def fit_maps(
     patience: int = 5,
     progress: bool = True,
 ) -> LinearMaps:
-    """Learns the maps with a margin loss in both directions.
+    """Learns the maps with a margin loss in both directions; `owners` (N,) are the captions' images.
 
     The loss of a pair is the sum of max(0, margin − s(i, c) + s(i, c')) over contrasting captions c', and of
-    max(0, margin − s(i, c) + s(i', c)) over contrasting images i'.
-
-    Args:
-        images: (I, image_dim).
-        captions: (N, caption_dim).
-        owners: (N,) the number of each caption's image.
-        dim: width of the common space.
-        margin: how much higher the cosine of a pair should be than that of its contrasts.
-        contrasts: number of contrasting captions, and of images, for each pair; sampled from its batch.
-        epochs: number of passes over the captions.
-        batch_size: number of captions in a batch; their images are the batch's images.
-        learning_rate: of Adam.
-        seed: seed of the initial maps, the batches and the contrasts.
-        dev: pairs on which the maps are tried after each pass. The best ones are returned: those with the
-            highest sum of R@1, R@5 and R@10 in both directions; the earliest of several.
-        patience: with `dev`, stop after so many passes without better maps.
-        progress: show a bar on a terminal.
-
-    Returns:
-        The maps, in evaluation mode.
-
-    Raises:
-        ValueError: `owners` does not name an image for each caption.
-
-    Example:
-        >>> import numpy as np
-        >>> from fastqt.sentences.evaluation import fit_maps
-        >>> images, owners = np.eye(8, dtype=np.float32), np.arange(16) % 8
-        >>> captions = images[owners]  # two for each image
-        >>> maps = fit_maps(images, captions, owners, dim=8, epochs=3, progress=False)
-        >>> maps.epochs, len(maps.retrieve(images, captions, owners))
-        (3, 2)
+    max(0, margin − s(i, c) + s(i', c)) over contrasting images i'. These are `contrasts` of each, sampled
+    from its batch of `batch_size` captions and their images. With `dev`, the maps of the pass with the
+    highest sum of R@1, R@5 and R@10 in both directions on these pairs are returned, the earliest of several,
+    and `patience` passes without better ones end the training.
 
     Source: Kiros et al. (2015), section 3.4.
     """
-    if len(owners) != len(captions) or owners.min() < 0 or owners.max() >= len(images):
-        raise ValueError(
-            f"owners: want one of {len(images)} images for each of {len(captions)} captions, "
-            f"got {len(owners)} from {owners.min()} to {owners.max()}"
-        )
-
     x, y, image_of_caption = _tensor(images), _tensor(captions), torch.from_numpy(owners)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -17,6 +17,7 @@ from fastqt.errors import InputError
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.tokens import list_of_texts
+from fastqt.sentences.json_text import Digest
 from fastqt.sentences.options.commands import InferenceOptions, Side
 from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_weights, load_weights, stored_shape
 from fastqt.sentences.runs.config import TrainConfig
@@ -26,11 +27,10 @@ from fastqt.sentences.runs.model import (
     Model,
     build_model,
     choose_device,
-    identity_of,
     outline,
     prompts_of,
 )
-from fastqt.sentences.runs.tensor_files import Digest, open_tensors
+from fastqt.sentences.runs.tensor_files import open_tensors
 from fastqt.sentences.text import Encoded, Lexicon, Prompts, pad
 
 BATCH_SIZE = 512  # sentences that are encoded together
@@ -40,45 +40,70 @@ BATCH_SIZE = 512  # sentences that are encoded together
 class SentenceEncoder:
     """A model with its vocabulary and its settings, which turns text into vectors.
 
-    The model is in evaluation mode on `device`. `config` is the settings that it was trained with. `identity`
-    is the `identity_of` the directory that it was loaded from, None if that was not asked for.
+    The model is in evaluation mode on `device`. `config` is the settings that it was trained with. `digests`
+    are those of all that the vectors depend on: the settings, the vocabulary, and the weights if they were
+    read; none if nobody asked for them. `inferred` is how a GLOSS model infers, if it is not its default.
     """
 
     model: Model
     vocabulary: Lexicon
     device: torch.device
     config: TrainConfig
-    identity: str | None = None
+    digests: tuple[str, ...] = ()
+    inferred: str = ""
 
     @classmethod
     def load(
-        cls, directory: str | Path, device: str = "auto", *, trained: bool = True, with_identity: bool = False
+        cls,
+        directory: str | Path,
+        device: str = "auto",
+        *,
+        trained: bool = True,
+        with_identity: bool = False,
+        like: SentenceEncoder | None = None,
     ) -> SentenceEncoder:
         """Loads a model that `fastqt train` wrote to a directory, to the device "auto", "cpu" or "cuda".
 
-        Without `trained` the weights are not read: the model is freshly initialised. `with_identity` computes
-        the encoder's `identity`.
+        Without `trained` the weights are not read: the model is freshly initialised. `with_identity` is for
+        who asks for the encoder's `identity`. `like` has the settings and the vocabulary of the directory, if
+        they were read before.
         """
         directory = Path(directory)
         if not directory.is_dir():
             raise InputError(f"no trained model: {directory} is not a directory")
-        config = TrainConfig.load(directory / CONFIG)
-        vocabulary = load_lexicon(config, directory)
+        digests: tuple[str, ...]
+        if like is None:
+            of_config = hashlib.sha256()
+            config = TrainConfig.load(directory / CONFIG, of_config)
+            vocabulary, of_vocabulary = load_lexicon(config, directory)
+            digests = of_config.hexdigest(), of_vocabulary
+        else:
+            config, vocabulary, digests = like.config, like.vocabulary, like.digests[:2]
         # The checkpoint's directory may be gone. Only its configuration is needed, and the run has a copy.
         build = config
         if config.checkpoint is not None:
             build = replace(config, checkpoint=str(directory / HUGGINGFACE))
-        digest = hashlib.sha256() if with_identity else None
+        of_weights = hashlib.sha256() if with_identity else None
         with damage_in_words(directory) if config.checkpoint is not None else contextlib.nullcontext():
             if trained:
-                model = _trained_model(build, vocabulary, directory, digest)
+                model = _trained_model(build, vocabulary, directory, of_weights)
             else:
                 model = build_model(build, len(vocabulary), pretrained=False)
 
-        chosen, identity = choose_device(device), None
-        if digest is not None:
-            identity = identity_of(directory, config, *([digest.hexdigest()] if trained else []))
-        return cls(model.to(chosen).eval(), vocabulary, chosen, config, identity)
+        chosen = choose_device(device)
+        if of_weights is None:
+            digests = ()
+        elif trained:
+            digests = (*digests, of_weights.hexdigest())
+        return cls(model.to(chosen).eval(), vocabulary, chosen, config, digests)
+
+    @property
+    def identity(self) -> str | None:
+        """What identifies the encoder: a digest of all that its vectors depend on; None without digests."""
+        if not self.digests:
+            return None
+        identity = joined_digest(*self.digests)
+        return joined_digest(identity, self.inferred) if self.inferred else identity
 
     @property
     def prompts(self) -> Prompts:
@@ -170,6 +195,6 @@ def set_inference(encoder: SentenceEncoder, how: Inference | None) -> SentenceEn
             f"{type(encoder.model).__name__}"
         )
     encoder.model.inference = how
-    if encoder.identity is not None and how != Inference():
-        encoder.identity = joined_digest(encoder.identity, str(how))
+    if how != Inference():
+        encoder.inferred = str(how)
     return encoder

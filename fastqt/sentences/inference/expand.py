@@ -51,10 +51,6 @@ def add_words(
 
     Source: Kiros et al. (2015), section 2.2.
     """
-    if vectors.ndim != 2 or len(vectors) != len(words):
-        raise InputError(f"vectors: want ({len(words)}, W) for {len(words)} words, got {vectors.shape}")
-    if not np.isfinite(vectors).all():
-        raise InputError("vectors: want finite numbers, got NaN or infinity")
     if len(set(words)) != len(words):
         raise InputError(f"words: want distinct ones, got {len(words) - len(set(words))} more than once")
     with own_directory(Path(out)):

@@ -45,16 +45,8 @@ def mine(
     A margin is compared with the lowest cosine that a query has with its positives. Positives are refused
     after `range_max` candidates were taken, and the first `range_min` are passed over after everything else,
     as in sentence-transformers. On the same vectors the negatives are those of its `mine_hard_negatives`;
-    random ones are drawn by another generator.
-
-    Args:
-        queries: (Q, D); no two rows should be the same text.
-        documents: (M, D); the positives are among them.
-        positives: the rows of the positives in `documents`, at least one for each query.
-        options: which candidates become negatives.
-
-    Returns:
-        `options.negatives` for each query, or fewer where the candidates are not enough.
+    random ones are drawn by another generator. Queries (Q, D) are distinct texts, and each has at least one
+    positive among the rows of the documents (M, D). Where candidates are not enough, there are fewer.
 
     Example:
         >>> import numpy as np
@@ -167,18 +159,9 @@ def mine_pairs(
     The documents are the sentences of `corpus` and the positives of all pairs, each text once. A text that is
     a query's own text is one of its positives, so that it does not become its negative.
 
-    Args:
-        encoder: the model whose cosines are compared.
-        pairs: .tsv files whose lines are a query, a tab and its positive, see
-            `fastqt.sentences.text.batches.read_triplets`. A query may stand in several lines.
-        corpus: text files of further documents, as of `fastqt.sentences.text.read_blocks`; may be empty.
-        out: the file to write, whose name ends in .tsv.
-        options: which candidates become negatives.
-        format: "triplets" writes a row for each negative; "tuples" writes one for each pair, with all of its
-            negatives, and leaves out pairs that have fewer than were wanted.
-
-    Raises:
-        InputError: a file cannot be read or written, or an option is out of its range; no negative was found.
+    Pairs are .tsv files of queries and positives, as of `read_triplets`, in which a query may stand in
+    several lines. "triplets" writes a row for each negative; "tuples" one for each pair, with all of its
+    negatives, but for pairs that have fewer than were wanted.
     """
     options = options or MineOptions()
     if format not in get_args(Format):

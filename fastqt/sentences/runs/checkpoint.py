@@ -77,9 +77,14 @@ def read_progress(path: Path) -> Progress:
     return parse_progress(parse_object(metadata["progress"], path), path)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restores a model, its optimiser and torch's random number generators from a checkpoint, in place."""
-    with open_tensors(path) as file:
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, verified: bool = False
+) -> None:
+    """Restores a model, its optimiser and torch's random number generators from a checkpoint, in place.
+
+    `verified` is as of `open_tensors`.
+    """
+    with open_tensors(path, verified=verified) as file:
         names = set(file.keys())
         weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         _check_tensors(file, path, weights)
@@ -106,9 +111,9 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     set_generator_states(states, path)
 
 
-def read_generators(path: Path) -> list[dict[str, Tensor]]:
+def read_generators(path: Path, *, verified: bool = False) -> list[dict[str, Tensor]]:
     """Reads the states of the random number generators of each rank from a checkpoint."""
-    with open_tensors(path) as file:
+    with open_tensors(path, verified=verified) as file:
         ranks = sum(name.startswith("rng.cpu") for name in file.keys())  # noqa: SIM118  # it is no dict
         return [_generators(file, rank) for rank in range(ranks)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from fastqt.sentences.runs.checkpoint import (
     write_text,
 )
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.files import digest, digest_of_folder
+from fastqt.sentences.runs.files import digest_of_folder
 from fastqt.sentences.runs.progress import FINISHED
 from fastqt.sentences.text import Lexicon, Vocabulary
 
@@ -30,25 +31,24 @@ HUGGINGFACE = "huggingface"  # subdirectory of a run: the configuration and the 
 RUN_FILES = (CONFIG, VOCABULARY, METRICS, MODEL, CHECKPOINT, FINISHED, HUGGINGFACE)
 
 
-def load_lexicon(config: TrainConfig, directory: Path) -> Lexicon:
-    """Reads the vocabulary of a run, or the tokenizer if its encoder is a Hugging Face checkpoint."""
+def load_lexicon(config: TrainConfig, directory: Path) -> tuple[Lexicon, str]:
+    """Reads the vocabulary of a run, or the tokenizer of its checkpoint; and the digest of what was read."""
     if config.checkpoint is not None:
         from fastqt.integrations.huggingface import CheckpointVocabulary
 
         with damage_in_words(directory / HUGGINGFACE):
-            return CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
-    if config.vocabulary is not None:
-        return load_tokenizer(config, directory / VOCABULARY)
-    return Vocabulary.load(directory / VOCABULARY, unknown=config.unknown)
+            lexicon = CheckpointVocabulary.load(directory / HUGGINGFACE, max_length=config.max_length)
+        return lexicon, digest_of_folder(directory / HUGGINGFACE)
+    sha256 = hashlib.sha256()
+    length = None if config.vocabulary is None else config.max_length
+    path = directory / VOCABULARY
+    vocabulary = Vocabulary.load(path, unknown=config.unknown, max_length=length, digest=sha256)
+    return vocabulary, sha256.hexdigest()
 
 
 def load_tokenizer(config: TrainConfig, path: Path) -> Vocabulary:
     """Reads a file of the `tokenizers` library as a run's settings want it."""
-    return Vocabulary.load(
-        path,
-        unknown=config.unknown,
-        max_length=config.max_length,
-    )
+    return Vocabulary.load(path, unknown=config.unknown, max_length=config.max_length)
 
 
 @contextlib.contextmanager
@@ -62,19 +62,14 @@ def damage_in_words(directory: Path) -> Iterator[None]:
         raise InputError(f"{directory} holds no usable Hugging Face checkpoint: {one_line(error)}") from error
 
 
-def lexicon_digest(config: TrainConfig, directory: Path) -> str:
-    """The digest of what `load_lexicon` reads."""
-    if config.checkpoint is not None:
-        return digest_of_folder(directory / HUGGINGFACE)
-    return digest(directory / VOCABULARY)
-
-
-def save_lexicon(lexicon: Lexicon, directory: Path) -> None:
-    """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon` to read."""
+def save_lexicon(lexicon: Lexicon, directory: Path) -> str:
+    """Writes a vocabulary or a tokenizer to a run's directory, for `load_lexicon`; returns its digest."""
     if isinstance(lexicon, Vocabulary):
-        write_text(directory / VOCABULARY, lexicon.to_json())
-    else:
-        cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)
+        text = lexicon.to_json()
+        write_text(directory / VOCABULARY, text)
+        return hashlib.sha256(text.encode()).hexdigest()
+    cast("CheckpointVocabulary", lexicon).save(directory / HUGGINGFACE)
+    return digest_of_folder(directory / HUGGINGFACE)
 
 
 def check_is_not_read(out: str | Path, inputs: Iterable[str | Path]) -> None:

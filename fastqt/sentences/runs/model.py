@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -13,11 +12,8 @@ from fastqt.errors import InputError
 from fastqt.nn import CombinedQuickThoughts, Encoder, Gloss, QuickThoughts, SimCSE, SkipThoughts
 from fastqt.nn.combine import share_frozen_tables
 from fastqt.sentences.kinds.kind import Build
-from fastqt.sentences.runs.checkpoint import CONFIG
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.encoders import load_form
-from fastqt.sentences.runs.files import digest, joined_digest
-from fastqt.sentences.runs.lexicon import lexicon_digest
 from fastqt.sentences.text import Prompts
 from fastqt.sentences.text.reader import check_bytes
 
@@ -102,17 +98,6 @@ def _settle_tables(model: Model, config: TrainConfig) -> Model:
 def prompts_of(config: TrainConfig) -> Prompts:
     """What the texts of a run's model begin with."""
     return Prompts(config.query_prompt, config.document_prompt)
-
-
-def identity_of(directory: Path, config: TrainConfig, *weights: str) -> str:
-    """What identifies the encoder of a run: the SHA-256 of all that the vectors of its sentences depend on.
-
-    `weights` is the SHA-256 of its model.safetensors; none for a model with random weights.
-    """
-    try:
-        return joined_digest(digest(directory / CONFIG), lexicon_digest(config, directory), *weights)
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror or error}") from error
 
 
 def choose_device(name: str) -> torch.device:

@@ -12,26 +12,20 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fastqt.errors import InputError, one_line
+from fastqt.sentences.json_text import Digest
 from fastqt.sentences.runs.files import write_atomically
 
 CHECKSUM = "crc32"
 UNKNOWN_CHECKSUM = "0" * 8
 LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 CHUNK = 1 << 20  # bytes
-
-
-class Digest(Protocol):
-    """What takes bytes, as the objects of `hashlib` do."""
-
-    def update(self, data: bytes, /) -> None:
-        """Takes further bytes."""
 
 
 def save_tensors(
@@ -55,14 +49,17 @@ def save_tensors(
 
 
 @contextlib.contextmanager
-def open_tensors(path: Path, digest: Digest | None = None) -> Iterator[Any]:
+def open_tensors(path: Path, digest: Digest | None = None, *, verified: bool = False) -> Iterator[Any]:
     """Opens a safetensors file after its checksum was verified; gives what `safetensors.safe_open` gives.
+
+    `verified` says that this process has verified it already, and holds the lock of its directory since.
 
     The bytes that are read for the checksum go into `digest` too. Errors of reading inside the `with` block
     are InputErrors.
     """
     try:
-        _verify(path, digest)
+        if not verified:
+            _verify(path, digest)
         with safe_open(path, framework="pt") as file:
             yield file
     except FileNotFoundError:

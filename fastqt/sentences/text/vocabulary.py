@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from fastqt.checks import shown
 from fastqt.errors import InputError, one_line
 from fastqt.nn.tokens import Encoded, list_of_texts
-from fastqt.sentences.json_text import field, has_type, read_object
+from fastqt.sentences.json_text import Digest, field, has_type, read_object
 from fastqt.sentences.text.counting import COUNTED_WORDS, count_words
 
 UNKNOWN = "<unk>"
@@ -137,13 +137,14 @@ class Vocabulary:
         *,
         unknown: Unknown = "keep",
         max_length: int | None = None,
+        digest: Digest | None = None,
     ) -> Vocabulary:
         """Reads a file that `save` of a tokenizer or of this class wrote, usually called tokenizer.json.
 
-        `max_length` is by default that of the file's truncation.
+        `max_length` is by default that of the file's truncation. The bytes go into `digest` too.
         """
         try:
-            state = read_object(path, most_bytes=LARGEST_FILE)
+            state = read_object(path, most_bytes=LARGEST_FILE, digest=digest)
         except FileNotFoundError:
             raise InputError(f"no vocabulary: {os.fspath(path)} is missing") from None
         try:

@@ -16,7 +16,7 @@ from fastqt.sentences.runs.metrics_file import MetricsLog
 from fastqt.sentences.runs.progress import FINISHED, save_finished
 from fastqt.sentences.text import Batch, Sample, Span
 from fastqt.sentences.train.measurements import Measurements
-from fastqt.sentences.train.objectives import Measured, Objective, Turn
+from fastqt.sentences.train.objectives import Measured, Objective, Training, Turn
 from fastqt.sentences.train.optim import clip_gradients
 from fastqt.sentences.train.progress import (
     Display,
@@ -30,7 +30,6 @@ from fastqt.sentences.train.progress import (
 from fastqt.sentences.train.ranks import Share
 from fastqt.sentences.train.schedule import Factor, Precision, schedule_of
 from fastqt.sentences.train.summary import opening
-from fastqt.sentences.train.training import Training
 
 FIRST_REPORT = 5.0  # seconds of the processors after which the first report is shown, though not stored
 

@@ -15,8 +15,7 @@ from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
 from fastqt.sentences.runs.metrics_file import goodness
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.train.objectives import Measured, Objective
-from fastqt.sentences.train.training import Training
+from fastqt.sentences.train.objectives import Measured, Objective, Training
 
 if TYPE_CHECKING:
     from fastqt.sentences.evaluation.similarity import DevelopmentPairs

@@ -5,24 +5,45 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastqt.cached import cached_backward
 from fastqt.nn.modes import evaluating
-from fastqt.sentences.runs.model import Model, build_model
+from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.runs.model import Model, build_model, choose_device
 from fastqt.sentences.runs.progress import Progress
-from fastqt.sentences.text import Batch, Corpus, Sample, Span, batches
+from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, Span, batches
 from fastqt.sentences.text.batches import equal_shares
 from fastqt.sentences.train.optim import Adam, RowAdam
-from fastqt.sentences.train.ranks import Share
+from fastqt.sentences.train.ranks import Ranks, Share
 from fastqt.sentences.train.schedule import parameter_groups
-from fastqt.sentences.train.training import Training
 
 B = TypeVar("B", bound=Batch | Sample)
 Measured = tuple[Tensor, ...]  # tensors of a step, from which `Objective.measure` computes metrics
+
+
+@dataclass
+class Training:
+    """What a training begins with, or goes on with."""
+
+    config: TrainConfig
+    corpus: list[str]  # paths of the text files and tables
+    vocabulary: Lexicon
+    directory: Path  # where the model, the metrics and the checkpoints are written
+    progress: Progress  # where to go on; it is changed in place
+    ranks: Ranks = field(default_factory=Ranks)  # by default this process trains alone
+    begins: Literal["anew", "at a checkpoint", "at the end"] = "anew"
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device to compute on."""
+        return choose_device(self.config.device)
 
 
 class Turn(NamedTuple):

@@ -16,14 +16,14 @@ from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.files import PARTIAL, digest, own_directory
-from fastqt.sentences.runs.lexicon import RUN_FILES, lexicon_digest, load_lexicon, load_tokenizer
+from fastqt.sentences.runs.lexicon import RUN_FILES, load_lexicon, load_tokenizer
 from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.runs.progress import Progress, read_finished
 from fastqt.sentences.text import Lexicon, Vocabulary, read_blocks, read_triplets
 from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import beside
 from fastqt.sentences.text.tables import data_files, is_table
-from fastqt.sentences.train.training import Training
+from fastqt.sentences.train.objectives import Training
 
 
 def prepare(
@@ -55,8 +55,8 @@ def prepare(
         return Training(config, corpus, vocabulary, directory, progress)
 
     check_corpus(_files(config, corpus), progress)
-    vocabulary = load_lexicon(config, directory)
-    if progress.vocabulary_digest != lexicon_digest(config, directory):
+    vocabulary, digest_of_vocabulary = load_lexicon(config, directory)
+    if progress.vocabulary_digest != digest_of_vocabulary:
         raise InputError(
             f"cannot resume: the vocabulary in {directory} is not the one that the run was started with"
         )

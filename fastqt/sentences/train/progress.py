@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -97,9 +97,7 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *about: object) -> None:
         if self._bar is not None:
             with contextlib.suppress(OSError):
                 self._bar.close()
@@ -140,9 +138,7 @@ class StopRequest:
             }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *about: object) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 

@@ -15,16 +15,16 @@ from torch import nn
 from fastqt.errors import InputError
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import TrainConfig
-from fastqt.sentences.runs.lexicon import lexicon_digest, save_lexicon
+from fastqt.sentences.runs.lexicon import save_lexicon
 from fastqt.sentences.runs.model import tables_of_vectors
 from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.text.reader import check_exists, check_rereadable
 from fastqt.sentences.text.vectors import vectors_of, width_of
 from fastqt.sentences.train.loop import Outcome, Trainer
+from fastqt.sentences.train.objectives import Training
 from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
 from fastqt.sentences.train.progress import Display
 from fastqt.sentences.train.ranks import Ranks, joined
-from fastqt.sentences.train.training import Training
 
 
 def train(
@@ -95,7 +95,7 @@ def _trainer(training: Training, display: type[Display]) -> Trainer:
 
     path, begins_anew = training.directory / checkpoint.CHECKPOINT, training.begins == "anew"
     if ranks.is_first and not begins_anew:
-        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer)
+        checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer, verified=True)
     elif begins_anew and config.vectors is not None:
         ranks.first(lambda: _start_from_vectors(trainer.model, training.vocabulary, config, display.say))
 
@@ -113,8 +113,7 @@ def _store(training: Training) -> None:
     directory = training.directory
     checkpoint.write_text(directory / checkpoint.CONFIG, training.config.to_json())
     if training.begins == "anew":
-        save_lexicon(training.vocabulary, directory)
-    training.progress.vocabulary_digest = lexicon_digest(training.config, directory)
+        training.progress.vocabulary_digest = save_lexicon(training.vocabulary, directory)
 
 
 def _follow_first(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -144,7 +143,7 @@ def _part_generators(ranks: Ranks, seed: int, step: int, path: Path | None) -> N
     Otherwise dropout would be the same on all ranks. Rank 0 keeps what it has, as one process does. A rank
     gets its generators back from the checkpoint of rank 0, if they are in it.
     """
-    stored = ranks.first(lambda: [] if path is None else checkpoint.read_generators(path))
+    stored = ranks.first(lambda: [] if path is None else checkpoint.read_generators(path, verified=True))
     if not ranks.rank:
         return
     sequence = np.random.SeedSequence([seed, ranks.rank, step])

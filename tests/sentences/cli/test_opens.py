@@ -1,4 +1,4 @@
-"""A command reads each file of a run once; where its identity is asked for, small ones are hashed too."""
+"""A command reads each file of a run once, and so does a training that is resumed."""
 
 import sys
 from collections import Counter
@@ -21,12 +21,14 @@ def note(event, arguments):
 sys.addaudithook(note)  # it stays until the process ends
 
 COMMANDS = {
-    "embed": ("embed run c.txt --out v.npy", 1),
-    "neighbors": ("neighbors run c.txt --query place0", 1),
-    "mine": ("mine run p.tsv --out n.tsv", 1),
-    "index": ("index run c.txt --out c.index", 2),
-    "evaluate": ("evaluate run --data eval --json run/evaluation.json", 2),
-    "export": ("export run --format sentence-transformers --out out", 2),
+    "embed": "embed run c.txt --out v.npy",
+    "neighbors": "neighbors run c.txt --query place0",
+    "mine": "mine run p.tsv --out n.tsv",
+    "index": "index run c.txt --out c.index",
+    "evaluate": "evaluate run --data eval --json run/evaluation.json --baseline",
+    "export": "export run --format sentence-transformers --out out",
+    "expand": "expand run w.txt --out more",
+    "resume": "train --out run --resume --steps 2",
 }
 
 
@@ -36,18 +38,21 @@ def test_a_file_of_a_run_is_parsed_and_verified_once(name, planted, tmp_path, mo
     if name == "export":
         pytest.importorskip("sentence_transformers")
     monkeypatch.chdir(tmp_path)
-    train(TrainConfig((planted[0],), word_dim=8, batch_size=40, context_size=1, steps=1), "run")
+    train(
+        TrainConfig((planted[0],), word_dim=8, batch_size=40, context_size=1, steps=1, keep_checkpoint=True),
+        "run",
+    )
+    Path("w.txt").write_text("place0 1\nplace1 2\nplace2 4\nnew 3\n")
     Path("c.txt").write_text("place0 topic1word1\nplace1 topic1word2\n")
     Path("p.tsv").write_text("place0\tplace1\ntopic1word1\ttopic1word2\n" * 4)
     Path("eval/MR").mkdir(parents=True)
     Path("eval/MR/all.tsv").write_text("".join(f"{n % 2}\tplace{n % 2} topic1word{n}\n" for n in range(40)))
-    line, least = COMMANDS[name]
     opened = []
     try:
-        assert main(line.split()) == 0, capsys.readouterr().err
+        assert main(COMMANDS[name].split()) == 0, capsys.readouterr().err
     finally:
         paths, opened = opened, None
     times = Counter(Path(path).resolve() for path in paths)
-    run = tmp_path / "run"
-    assert times[run / "model.safetensors"] == 1
-    assert times[run / "config.json"] == times[run / "vocabulary.json"] == least
+    weights = "checkpoint.safetensors" if name == "resume" else "model.safetensors"
+    for file in ("config.json", "vocabulary.json", weights):
+        assert times[tmp_path / "run" / file] == 1, file

@@ -75,10 +75,8 @@ def test_new_words_get_vectors_and_old_words_keep_theirs(model, tmp_path, capsys
 def test_words_and_vectors_that_do_not_fit_are_refused(model, tmp_path):
     words, vectors = pretrained(model)
     for arguments, message in (
-        ((words[:-1], vectors), r"vectors: want \(\d+, W\)"),
         (([*words[:-1], words[0]], vectors), "words: want distinct ones, got 1 more than once"),
         ((words[:10], vectors[:10]), "words: want more of the model's than the vectors' 5 dim.*got 5"),
-        ((words, np.full_like(vectors, np.nan)), "vectors: want finite numbers, got NaN or infinity"),
     ):
         with pytest.raises(InputError, match=message):
             add_words(model, *arguments, tmp_path / "expanded")

@@ -156,29 +156,10 @@ def test_files_in_both_formats(tmp_path):
     assert (tmp_path / "out.tsv").read_text() == "q\tp\td\n"
 
 
-def test_options_and_vectors_that_do_not_fit_are_refused():
+def test_options_that_do_not_fit_are_refused():
     for options, message in (
         ({"range_min": 2, "range_max": 4}, r"range_max: want at least range_min \+ negatives = 5, got 4"),
         ({"min_score": 0.5, "max_score": 0.4}, "min_score: want at most max_score, which is 0.4, got 0.5"),
     ):
         with pytest.raises(InputError, match=message):
             MineOptions(**options)
-    x = np.ones((2, 3))
-    for arguments, message in (
-        ((x, np.ones((2, 4)), [[0], [1]]), r"documents: want vectors \(M, D\) as wide as the queries"),
-        ((x, x, [[0]]), "positives: want rows for each of 2 queries, got 1"),
-        ((x, x, [[0], []]), r"positives: want rows from 0 to 1 for query 1, got \[\]"),
-        ((x, x, [[0], [2]]), r"positives: want rows from 0 to 1 for query 1, got \[2\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            mine(*arguments)
-
-
-@pytest.mark.parametrize("D", [77, 768])
-@pytest.mark.parametrize("limit", ["absolute_margin", "relative_margin", "max_score", "min_score"])
-def test_a_cosine_that_equals_a_limit_is_not_above_or_below_it(limit, D):
-    """Though the products of equal rows round differently."""
-    row = np.random.default_rng(0).normal(size=(1, D)).astype(np.float32)
-    options = MineOptions(negatives=40, **{limit: 1.0 if limit.endswith("score") else 0.0})
-    negatives = mine(np.repeat(row, 7, axis=0), np.repeat(row, 41, axis=0), [[0]] * 7, options)
-    assert np.sort(negatives.rows, axis=1).tolist() == [list(range(1, 41))] * 7

@@ -73,7 +73,7 @@ import torch
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.machine.memory import growth_of_process
 from fastqt.sentences.train.loop import Trainer
-from fastqt.sentences.train.training import Training
+from fastqt.sentences.train.objectives import Training
 from fastqt.sentences.train.preparation import read_corpus
 
 corpus, batch = sys.argv[1], int(sys.argv[2])

@@ -15,8 +15,8 @@ from fastqt.sentences.runs.model import build_model
 from fastqt.sentences.text import Vocabulary
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
+from fastqt.sentences.train.objectives import Training
 from fastqt.sentences.train.preparation import read_corpus
-from fastqt.sentences.train.training import Training
 from tests.shared.pair_oracle import ranking
 from tests.shared.pairs_of_texts import columns_of, write_rows, write_teacher
 from tests.shared.trainings import assert_same_run, metrics, on_ranks, stopping

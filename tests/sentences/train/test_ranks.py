@@ -24,7 +24,7 @@ from fastqt.sentences.text import Batch, Position, Span, Vocabulary
 from fastqt.sentences.text.batches import span_batches, split
 from fastqt.sentences.train import train
 from fastqt.sentences.train.loop import Trainer
-from fastqt.sentences.train.training import Training
+from fastqt.sentences.train.objectives import Training
 from tests.shared.rank_pool import DIED, Pool
 from tests.shared.trained_on_ranks import summed_gradients, trained
 from tests.shared.trainings import assert_same_run, lines_of, on_ranks

@@ -10,7 +10,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Vocabulary
 from fastqt.sentences.train.context import SkipThoughtsObjective
-from fastqt.sentences.train.training import Training
+from fastqt.sentences.train.objectives import Training
 from tests.shared.tolerances import FLOAT64
 from tests.shared.trainings import trainer_of
 
