@@ -16,8 +16,8 @@ from fastqt.sentences.options.commands import GRIDS, ProtocolOptions
 from fastqt.sentences.options.option import option
 
 if TYPE_CHECKING:
-    from fastqt.sentences.evaluation import Results
     from fastqt.sentences.evaluation.encoders import NamedEncoder
+    from fastqt.sentences.evaluation.suite import Results
     from fastqt.sentences.inference.encoder import SentenceEncoder
 
 

@@ -8,14 +8,13 @@ if TYPE_CHECKING:
     from fastqt.sentences.evaluation.encoders import load_encoder
     from fastqt.sentences.evaluation.ranking import ranking_metrics
     from fastqt.sentences.evaluation.similarity import alignment, uniformity
-    from fastqt.sentences.evaluation.suite import Results, evaluate
+    from fastqt.sentences.evaluation.suite import evaluate
     from fastqt.sentences.inference.search import nearest
     from fastqt.sentences.options.commands import PAPER_GRID, SENTEVAL_GRID
 
 __all__ = [
     "PAPER_GRID",
     "SENTEVAL_GRID",
-    "Results",
     "alignment",
     "evaluate",
     "few_shot",

@@ -33,15 +33,7 @@ from fastqt.sentences.runs.files import write_atomically
 
 @dataclass(frozen=True)
 class Results:
-    """The results of each task, and how they were obtained.
-
-    Example:
-        >>> from fastqt.sentences.evaluation import evaluate, load_encoder
-        >>> encode = load_encoder("word-vectors:vectors.txt").encode
-        >>> results = evaluate(encode, "eval", tasks=["STSB"], progress=False)
-        >>> print(results.table().splitlines()[0].split()[0])  # the table's first task
-        STSB
-    """
+    """The results of each task, and how they were obtained."""
 
     # The figures of each task. One that is not defined is NaN, and beside it stands the reason, "undefined".
     tasks: dict[str, dict[str, Any]]
@@ -155,7 +147,7 @@ def evaluate(
         after_task: called after each task with the results so far, so that they can be kept.
 
     Returns:
-        The results of the tasks.
+        The figures of each task in `.tasks`, by their names, and `.table()`, which shows them.
 
     Raises:
         InputError: no task can be evaluated, a task is unknown or has no file, an option is outside its
