@@ -18,7 +18,7 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Vocabulary, batches, read_blocks
 from fastqt.sentences.train.loop import Trainer
-from fastqt.sentences.train.training import Training
+from fastqt.sentences.train.objectives import Training
 
 NOVELS = Path(__file__).parents[2] / "shared" / "data" / "corpus" / "train.txt.xz"
 BATCHES = 4

@@ -28,8 +28,12 @@ __all__ = [
 # Where the names are found when they are first used. The first three modules need neither SciPy nor
 # scikit-learn, so that a corpus is searched, and a search is judged, without the extra `eval`.
 _HOMES = (
-    *("evaluation.ranking", "inference.search", "options.commands", "evaluation.classification"),
-    *("evaluation.encoders", "evaluation.similarity"),
+    "evaluation.ranking",
+    "inference.search",
+    "options.commands",
+    "evaluation.classification",
+    "evaluation.encoders",
+    "evaluation.similarity",
     "evaluation.suite",
 )
 
