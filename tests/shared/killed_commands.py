@@ -177,9 +177,8 @@ if __name__ == "__main__":
         serve()
     else:
         found = killed(int(sys.argv[1]))
-        print("command   killed before its end  old  between  new  lost")
+        columns = ("in time", "old", "between", "new", "lost")
+        print("command ", *columns)
         for each, times in found.items():
-            print(
-                f"{each:8}  {times['in time']:21}  {times['old']:3}  {times['between']:7}  {times['new']:3}  {times['lost']:4}"
-            )
+            print(f"{each:8}", *(f"{times[name]:{len(name)}}" for name in columns))
         sys.exit(any(times["lost"] for times in found.values()))
