@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -29,9 +29,12 @@ class Call:
     Attributes:
         loss: a public function.
         tensors: its arguments, the first of which has the rows that losses are of.
-        counts: how many rows of a tensor each rank has; of one that is not named all have the whole.
+        counts: how many rows of a tensor each rank has, in each of its blocks if it has several times as many
+            rows; of a tensor that is not named all have the whole.
         constant: the tensors of floating point that no gradient flows to.
         options: the other arguments.
+        lengths: of a tensor, how many columns of it each rank has.
+        unnamed: tensors that only the one process is given.
     """
 
     loss: Callable[..., Tensor]
@@ -39,6 +42,8 @@ class Call:
     counts: dict[str, Sequence[int]]
     constant: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    lengths: dict[str, Sequence[int]] = field(default_factory=dict)
+    unnamed: tuple[str, ...] = ()
 
 
 def compare(call: Call, **options: Any) -> tuple[Tensor, dict[str, float]]:
@@ -49,15 +54,19 @@ def compare(call: Call, **options: Any) -> tuple[Tensor, dict[str, float]]:
         options: of the group.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    shards = "equal" if all(len(set(counts)) == 1 for counts in call.counts.values()) else "uneven"
+    sizes = [*call.counts.values(), *call.lengths.values()]
+    shards = "equal" if all(len(set(counts)) == 1 for counts in sizes) else "uneven"
     group = Group(shards=shards, **options)
 
     def part(name: str, x: Tensor) -> Tensor:
-        own = x.split(list(call.counts[name]))[rank] if name in call.counts else x
+        counts, columns = list(call.counts.get(name, ())), call.lengths.get(name)
+        own = torch.cat([block.split(counts)[rank] for block in x.split(sum(counts))]) if counts else x
+        own = own if columns is None else own[:, : columns[rank]]
         return own - own[:1] if name == "offsets" else own  # which count from a rank's first token
 
     def computed(of_rank: bool) -> tuple[Tensor, dict[str, Tensor]]:
         given = {name: (part(name, x) if of_rank else x).clone() for name, x in call.tensors.items()}
+        given = {name: x for name, x in given.items() if not of_rank or name not in call.unnamed}
         leaves = {
             name: x.requires_grad_()
             for name, x in given.items()
@@ -87,8 +96,7 @@ def relative(found: Tensor, wanted: Tensor, whole: Tensor) -> float:
     return float(difference.max() / largest.clamp(min=1e-300)) if found.numel() else 0.0
 
 
-# The table of all losses, but for MaxSim, whose hard negatives come after all ranks' positives.
-ON_RANKS = [name for name, loss in EVERY_LOSS.items() if loss.function in DECLARED and name != "maxsim_loss"]
+ON_RANKS = [name for name, loss in EVERY_LOSS.items() if loss.function in DECLARED]
 
 
 def of_table(
@@ -111,7 +119,42 @@ def of_table(
     sizes = {
         key: shares(len(x), counts) for key, x in tensors.items() if x.dim() and not is_shared(declared, key)
     }
-    return compare(Call(loss.function, tensors, sizes, loss.constant, dict(loss.options)), **group)
+    call = Call(loss.function, tensors, sizes, loss.constant, dict(loss.options))
+    return compare(of_tokens(call, counts) if name == "maxsim_loss" else call, **group)
+
+
+def of_tokens(call: Call, counts: Sequence[int], *, masked: bool = True) -> Call:
+    """The same of documents that uneven shards pad to other lengths; hard negatives are a second block."""
+    rows, tokens = sum(counts), call.tensors["documents"].shape[1]
+    lengths = [tokens - (rank % 3 if len(set(counts)) > 1 else 0) for rank in range(len(counts))]
+    of_rows = torch.tensor(lengths).repeat_interleave(torch.tensor(counts)).repeat(2)[:, None]
+    is_there, mask = torch.arange(tokens) < of_rows, call.tensors["document_mask"]
+    mask = mask & is_there if masked else is_there
+    mask[:rows, 0] = True  # a query's document needs a token
+    tensors = {**call.tensors, "document_mask": mask}
+    if not masked:
+        tensors["query_mask"] = torch.ones_like(tensors["query_mask"])
+    sizes = {**call.counts, "documents": counts, "document_mask": counts}
+    of_documents = dict.fromkeys(("documents", "document_mask"), lengths)
+    unnamed = () if masked else ("document_mask", "query_mask")
+    return replace(call, tensors=tensors, counts=sizes, lengths=of_documents, unnamed=unnamed)
+
+
+def unmasked(counts: tuple[int, ...], **options: Any) -> tuple[Tensor, dict[str, float]]:
+    """MaxSim without masks, of documents that ranks pad to other lengths."""
+    tensors = EVERY_LOSS["maxsim_loss"].inputs(sum(counts), torch.Generator().manual_seed(0), False)
+    tensors = {key: x.double() if x.is_floating_point() else x for key, x in tensors.items()}
+    sizes = dict.fromkeys(("queries", "query_mask", "documents", "document_mask"), counts)
+    return compare(of_tokens(Call(fastqt.maxsim_loss, tensors, sizes, options=options), counts, masked=False))
+
+
+def lengths(tokens: int) -> list[float]:
+    """Two losses with equal shards; the documents of the second have so many tokens, of the first two."""
+    group = Group()
+    return [
+        fastqt.maxsim_loss(torch.ones(2, 1, 2), torch.ones(2, length, 2), group=group).item()
+        for length in (2, tokens)
+    ]
 
 
 def shares(size: int, counts: Sequence[int]) -> list[int]:
