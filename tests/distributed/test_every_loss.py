@@ -13,14 +13,19 @@ from tests.shared.tolerances import FLOAT64, UNIT_ROUNDOFF
 
 slow = pytest.mark.slow
 each = pytest.mark.parametrize("name", ON_RANKS)
+OF_16_BITS = (torch.bfloat16, torch.float16)
 # A sum over ranks in another order, and what a learnt batch leaves of it.
-OF_DTYPE = {torch.float64: FLOAT64, torch.float32: 3e-6, torch.bfloat16: 3 * UNIT_ROUNDOFF[torch.bfloat16]}
+OF_DTYPE = {
+    torch.float64: FLOAT64,
+    torch.float32: 3e-6,
+    **{dtype: 3 * UNIT_ROUNDOFF[dtype] for dtype in OF_16_BITS},
+}
 
 
 def check(ranks, name, counts, dtype=torch.float64, converged=False, **group):
     found = ranks(len(counts)).run(partial(of_table, **group), name, counts, dtype, converged)
     # The gradients of several walks are rounded each.
-    walks = 2 if name.startswith("hcl_loss") and dtype is torch.bfloat16 else 1
+    walks = 2 if name.startswith(("dcl_loss", "hcl_loss")) and dtype in OF_16_BITS else 1
     for rank, (value, errors) in enumerate(found):
         tolerance = (1e2 if converged else walks) * OF_DTYPE[dtype]
         assert max(errors.values()) < tolerance, f"rank {rank}: {errors}"
@@ -34,6 +39,9 @@ def test_uneven_shards(ranks, name):
     check(ranks, name, (5, 0, 11))
     check(ranks, name, (5, 0, 11), gradients="sum")
     check(ranks, name, (5, 0, 11), torch.bfloat16)
+    check(ranks, name, (5, 0, 11), torch.float16)
+    if not name.startswith("gist_"):  # whose guide is gathered
+        check(ranks, name, (5, 0, 11), exchange="ring")
     check(ranks, name, (5, 3, 8), converged=True)
     check(ranks, name, (6, 9), check="always")
 

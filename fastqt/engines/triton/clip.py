@@ -22,7 +22,7 @@ from fastqt.engines.triton import walks
 from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.loop import SUM_ROWS
-from fastqt.engines.triton.operands import Operands, fitting, ranges, room_for, scale_on, weighted_sum
+from fastqt.engines.triton.operands import Operands, fitting, ranges, room_for, scale_tensor, weighted_sum
 from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
 from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
@@ -117,7 +117,7 @@ def _pairs(p: ClipProblem) -> Problem:
 
 def _problem(p: ClipProblem, targets: Targets, link: str = "softmax") -> Problem:
     rows = targets.rows(len(p.queries), len(p.candidates), p.queries.device)
-    scale = scale_on(p.queries.device, p.scale)
+    scale = scale_tensor(p.queries.device, p.scale)
     options = "keep", None, None, None, p.memory
     return Problem(
         p.queries, p.candidates, None, None, scale, rows, *options, link=link, normalize=p.normalize

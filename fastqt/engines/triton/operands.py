@@ -58,7 +58,7 @@ class Operands:
         self.N, self.D = p.queries.shape
         self.M = p.candidates.shape[0]
         new, dtype = p.queries.new_empty, p.queries.dtype
-        self.scale = scale_on(p.queries.device, p.scale)
+        self.scale = scale_tensor(p.queries.device, p.scale)
         self.equal_weight = None if isinstance(weights, Tensor) else weights
         if not isinstance(weights, Tensor):
             weights = p.queries.new_full((self.N,), weights, dtype=torch.float64)
@@ -173,7 +173,7 @@ class Operands:
         )
 
 
-def scale_on(device: torch.device, scale: float | Tensor) -> Tensor:
+def scale_tensor(device: torch.device, scale: float | Tensor) -> Tensor:
     """A scale as kernels read it; nothing waits for a device that holds it."""
     if isinstance(scale, Tensor) and scale.device == device:
         return scale.detach().float()
