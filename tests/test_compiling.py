@@ -1,25 +1,13 @@
 """`warm_up` compiles what a call of a loss would, on a machine without a GPU."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import fastqt
 from fastqt import compiling, devices
-from tests.csrc.building import ROOT
-
-COMPILES = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-
-
-def printed(*words):
-    run = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=COMPILES, stdout=subprocess.PIPE, check=True, text=True
-    )
-    return run.stdout
+from tests.shared.processes import printed
 
 
 def test_what_it_compiles_is_what_a_call_would():

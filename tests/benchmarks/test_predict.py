@@ -2,15 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import triton
 
 from benchmarks import predict
-from benchmarks.paths import ROOT
+from tests.shared.processes import printed
 
 # Milliseconds of siglip-kernel that its authors publish for 65,536 pairs with D = 768, by rows of a chunk.
 PUBLISHED = {1024: 54.3, 4096: 48.8, 16384: 47.0}
@@ -70,11 +68,9 @@ def test_rows_that_hide_messages():
 
 @pytest.mark.slow
 def test_stored_launches_are_the_engines():
-    # In a process of its own, in which Triton does not interpret.
-    command = [sys.executable, "-m", "benchmarks.predict", "--note"]
-    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    now = printed("-m", "benchmarks.predict", "--note").splitlines()[1:]
     again = "store it again: python -m benchmarks.predict --write"
-    assert run.stdout.splitlines()[1:] == predict.STORED.read_text().splitlines()[1:], again
+    assert now == predict.STORED.read_text().splitlines()[1:], again
 
 
 STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "counters.json"
@@ -88,8 +84,7 @@ def test_a_kernel_executes_no_more_for_a_cell_than_it_did(problem, arch):
     stored = json.loads(STORED.read_text())
     if stored["triton"] != triton.__version__:
         pytest.skip(f"the counts are of Triton {stored['triton']}, and this is {triton.__version__}")
-    command = [sys.executable, "-m", "benchmarks.counters", "--only", problem, str(arch)]
-    counted = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    counted = json.loads(printed("-m", "benchmarks.counters", "--only", problem, str(arch)))
     known = stored["per cell"][problem][f"sm_{arch}"]
     assert counted.keys() == known.keys()
     for kernel, figures in counted.items():

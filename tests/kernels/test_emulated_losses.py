@@ -5,10 +5,10 @@ They run in processes of their own, in which Triton does not interpret.
 
 import functools
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.shared.processes import printed
 
 # The norm of a gradient's error relative to its own: what two roundings to the dtype come to, that of the
 # exponentials and that of the gradient itself. TF32 has 10 bits, to which scores of up to 20 are rounded.
@@ -42,10 +42,8 @@ ALL = {
 
 
 def lines(*arguments):
-    command = [sys.executable, "-m", "tests.shared.emulated_losses", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("-m", "tests.shared.emulated_losses", *map(str, arguments))
+    return [json.loads(line) for line in found.splitlines()]
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pytest
 
 from fastqt.kernels.launch import elements_of_program
 from tests.csrc.building import ROOT
+from tests.shared.processes import printed
 
 # In a process of its own, which does not interpret kernels and in which the older getters may raise.
 RUN = """
@@ -38,13 +39,11 @@ for setting in ("tf32", "ieee"):
 
 @pytest.mark.slow
 def test_the_new_setting_of_float32_is_read_for_float32_alone():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-c", RUN], check=True, cwd=ROOT, env=environment)
+    printed("-c", RUN)
 
 
 def compiled(*sizes):
-    command = [sys.executable, "-m", "tests.shared.specialisations", *map(str, sizes)]
-    lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
+    lines = printed("-m", "tests.shared.specialisations", *map(str, sizes)).splitlines()
     return [json.loads(line) for line in lines]
 
 

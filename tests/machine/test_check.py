@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +15,7 @@ from fastqt.machine import cases, check, times, verdicts
 from fastqt.machine.verdicts import Question, Truths, answer
 from fastqt.problem import Problem
 from fastqt.sentences.cli import main
-from tests.csrc.building import ROOT
+from tests.shared.processes import printed
 
 CPU = torch.device("cpu")
 QUICK = ["check", "--quick", "--device", "cpu"]
@@ -128,12 +125,8 @@ with compiling_by(lambda source, target, options: sources.append(source.fn.__nam
 
 def test_the_kernels_of_a_case_are_compiled_before_it_is_asked_about():
     """Each kind of each kernel once, also where another case has an error."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILED], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    refused, *by_case = run.stdout.splitlines()
-    assert refused == "True 0 False", run.stderr
+    refused, *by_case = printed("-c", COMPILED).splitlines()
+    assert refused == "True 0 False"
     assert len(by_case) == len(cases.QUICK_CASES)
     for line in by_case:
         raises, count, has_scores = line.split()

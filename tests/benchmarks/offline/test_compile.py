@@ -6,8 +6,6 @@
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -17,6 +15,7 @@ from benchmarks.offline.cases import CASES, COUNTED
 from benchmarks.offline.compile import in_a_process_of_its_own, key
 from benchmarks.paths import ROOT
 from tests.shared.launches import GPUS
+from tests.shared.processes import printed
 
 SAMPLED_ARCH = 90
 
@@ -176,9 +175,7 @@ def test_what_is_stored_fits():
 
 @pytest.mark.slow
 def test_one_launch_of_each_kernel_compiles():
-    command = [sys.executable, "-m", "benchmarks.offline.amd", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
-    specialisations = json.loads(done.stdout)["specialisations"]
+    specialisations = json.loads(printed("-m", "benchmarks.offline.amd", "--quick"))["specialisations"]
     check_amd(specialisations)
     stored = json.loads(amd.RESULTS.read_text())["specialisations"].values()
     assert {x["kernel"] for x in specialisations.values()} == {x["kernel"] for x in stored}

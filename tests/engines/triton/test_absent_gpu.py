@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,8 +33,9 @@ from fastqt.engines.cuda import contrastive as small
 from fastqt.engines.triton import clip
 from fastqt.kernels import launch
 from fastqt.problem import ClipProblem, ClipSide, Needs
-from tests.csrc.building import MODULE, ROOT, build, compiler
+from tests.csrc.building import MODULE, build, compiler
 from tests.shared.launches import GPUS, Launch, standing_in
+from tests.shared.processes import printed
 
 RUN = """
 import ctypes, importlib, sys
@@ -422,17 +421,7 @@ def printed_by(module: str, given: str = "") -> str:
         link=[*MODULE, *paths, "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"],
         versions=[torch.__version__],
     )
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", RUN, library, module],
-        cwd=ROOT,
-        env=environment,
-        input=given,
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    return run.stdout
+    return printed("-c", RUN, str(library), module, given=given)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 """What a later call of a loss does less: it asks for the free memory rarely, and repeats computations."""
 
 import json
-import os
-import subprocess
-import sys
 import weakref
 from types import SimpleNamespace
 
@@ -11,7 +8,7 @@ import pytest
 import torch
 
 from fastqt.engines.triton import clip, contrastive, free_memory, three_block
-from tests.csrc.building import ROOT
+from tests.shared.processes import printed
 
 GPU = torch.device("cuda", 0)
 PROBLEM = SimpleNamespace(queries=SimpleNamespace(device=GPU))
@@ -107,10 +104,7 @@ def test_every_computation_does(module):
 @pytest.fixture(scope="module")
 def asked():
     """What torch is asked about the GPU in calls of some losses."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.shared.host_calls"]
-    run = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(run.stdout)
+    return json.loads(printed("-m", "tests.shared.host_calls"))
 
 
 def test_a_second_call_asks_for_nothing_but_the_current_device(asked):
@@ -123,10 +117,7 @@ def test_a_second_call_asks_for_nothing_but_the_current_device(asked):
 
 @pytest.mark.slow
 def test_a_repeated_loss_has_the_bits_of_one_that_is_not():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.shared.repeated_losses"]
-    run = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    by_name = [json.loads(line) for line in run.stdout.splitlines()]
+    by_name = [json.loads(line) for line in printed("-m", "tests.shared.repeated_losses").splitlines()]
     assert len(by_name) > 3
     for found in by_name:
         assert found["repeated"] == found["wanted"], found

@@ -6,10 +6,7 @@ GPU that is only described, of problems without data.
 
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -21,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from fastqt import engines
 from fastqt.engines.triton.heights import best_step, side_of_tiles, within_a_wave
-from tests.csrc.building import ROOT
 from tests.shared.launches import GPUS, Case, all_is_free, problem_of, standing_in
+from tests.shared.processes import printed
 
 GPU = next(gpu for gpu in GPUS if gpu.arch == 90)
 OF_SIGLIP = {"targets": "own", "diagonal": "keep", "link": "sigmoid", "bias": True, "scale": True}
@@ -97,10 +94,7 @@ MOST = {"fast": 10**9, "low": 64 * 10**6}
 @pytest.fixture(scope="module")
 def found():
     """The most bytes of each problem, and those of its gradients."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.engines.triton.test_room"]
-    run = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(run.stdout)
+    return json.loads(printed("-m", "tests.engines.triton.test_room"))
 
 
 @pytest.mark.parametrize("memory", MEMORY)
