@@ -1,4 +1,4 @@
-"""Where random problems take their decisions from, and tensors of any strides."""
+"""Where random problems take their decisions from, and tensors: of any strides, random or learnt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -69,7 +70,7 @@ class Draws:
             case "spread":
                 x = x.repeat_interleave(3, 1)[:, ::3]
             case "sliced":
-                x = torch.nn.functional.pad(x, (1, 2, 1, 0))[1:, 1 : columns + 1]
+                x = F.pad(x, (1, 2, 1, 0))[1:, 1 : columns + 1]
             case "one row expanded":
                 x = x[:1].expand(rows, columns)
             case "one column expanded":
@@ -85,3 +86,16 @@ class Draws:
             case "expanded":
                 x = x[:1].expand(len(values))
         return x
+
+
+def converged(N: int, score: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Queries and candidates: the score of a pair is about `score`, all other scores are about 0."""
+    generator = torch.Generator().manual_seed(seed)
+    candidates = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
+    candidates = F.normalize(candidates + 0.02 * torch.randn(N, N, generator=generator), dim=1)
+    return score * candidates, candidates
+
+
+def random_inputs(N: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(N, N, generator=generator), torch.randn(N, N, generator=generator)

@@ -14,6 +14,7 @@ from tests.csrc.building import ROOT, compiler
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded, encoded
 from tests.shared import oracle
+from tests.shared.draws import converged, random_inputs
 from tests.shared.tolerances import EAGER_FACTOR, HALF_ULP
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -91,19 +92,6 @@ def test_targets_that_a_loss_cannot_have_are_refused(kernels, column, weight, me
     p.columns[2], p.weights[2] = column, weight
     with pytest.raises(RuntimeError, match=message):
         kernels.run(p, blocks=2)
-
-
-def converged(N: int, score: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and candidates: the score of a pair is about `score`, all other scores are about 0."""
-    generator = torch.Generator().manual_seed(seed)
-    candidates = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
-    candidates = F.normalize(candidates + 0.02 * torch.randn(N, N, generator=generator), dim=1)
-    return score * candidates, candidates
-
-
-def random_inputs(N: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(N, N, generator=generator), torch.randn(N, N, generator=generator)
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "float16"])

@@ -12,6 +12,7 @@ from fastqt import problem
 from fastqt.engines.triton import loop, operands, softmax, two_walks
 from tests.shared import cosines, oracle
 from tests.shared.cases import CASES, Case
+from tests.shared.draws import converged, random_inputs
 from tests.shared.excluding import excluding
 from tests.shared.tolerances import (
     CUT_OFF,
@@ -350,19 +351,6 @@ def test_autocast_to_float16_is_given_copies():
     loss.backward()
     assert loss.isfinite()
     assert queries.grad.isfinite().all()
-
-
-def converged(N: int, score: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows whose own candidate scores `score`, and all others about 0."""
-    generator = torch.Generator().manual_seed(seed)
-    candidates = torch.linalg.qr(torch.randn(N, N, generator=generator)).Q
-    candidates = F.normalize(candidates + 0.02 * torch.randn(N, N, generator=generator), dim=1)
-    return score * candidates, candidates
-
-
-def random_inputs(N: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(N, N, generator=generator), torch.randn(N, N, generator=generator)
 
 
 def error(a: torch.Tensor, exact: np.ndarray) -> float:
