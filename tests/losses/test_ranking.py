@@ -70,24 +70,6 @@ def test_is_the_definition(K, converged):
         check(ours(given, weights, **options, backend="cpu"), wanted, tolerance, options)
 
 
-@pytest.mark.parametrize("converged", [False, True])
-@pytest.mark.parametrize("K", [0, 2])
-def test_is_the_definition_without_false_negatives(K, converged):
-    """In all directions what is above the similarity of the pair by more than a margin leaves."""
-    dtype, tolerance = (torch.float32, FLOAT32) if converged else (torch.float64, FLOAT64)
-    given, weights = inputs(K, converged, dtype=dtype), weights_of(N)
-    for number, ((directions, mode), hardness) in enumerate(product(settings(), HARDNESS)):
-        options = {"directions": directions, "partition_mode": mode, "normalize": number % 3 > 0}
-        options |= {"hardness_mode": hardness, "hardness_strength": 0.0 if hardness is None else 2.5}
-        without = expected(given, weights, **options)[0]
-        strategy = ("absolute", "relative")[number % 2]
-        margin = 0.5 if number % 2 else -0.9 if converged else 0.1
-        options |= {"margin": margin, "margin_strategy": strategy}
-        wanted = expected(given, weights, **options)
-        assert converged or (wanted[0] < without).any()
-        check(ours(given, weights, **options, backend="cpu"), wanted, tolerance, options)
-
-
 SAMPLE = {
     "forward": {"directions": DIRECTIONS[:1]},
     "forward and queries": {"directions": DIRECTIONS[:2]},
