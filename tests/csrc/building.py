@@ -1,6 +1,6 @@
 """Builds C++ for the tests. A digest of what a file is made of names it in a cache, so that it is built once.
 
-Needs the standard library alone.
+Needs the standard library alone, and pybind11 where Python is to import the result.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,25 @@ MODULE = ("-shared", "-fPIC")  # flags of the linker for what Python imports
 
 def compiler() -> str | None:
     return next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None)
+
+
+def why_no_modules() -> str | None:
+    """Why no module for Python can be built here, if so."""
+    if compiler() is None:
+        return "no C++ compiler"
+    try:
+        version("pybind11")
+    except PackageNotFoundError:
+        return "no pybind11"
+    return None
+
+
+def binding_flags() -> list[str]:
+    """The flags for sources that include pybind11, of which Python sees no other names."""
+    import pybind11
+
+    include = pybind11.get_include(), sysconfig.get_path("include")
+    return ["-fvisibility=hidden", *(f"-isystem{path}" for path in include)]
 
 
 def build(

@@ -1,6 +1,7 @@
 """The CUDA kernels built as C++ and executed on a CPU: numpy arrays in, numpy arrays out.
 
-Running them needs numpy alone, so that a process with a sanitizer preloaded can do it too.
+Running them needs numpy alone, so that a process with a sanitizer preloaded can do it too. Building them
+needs a C++ compiler and pybind11.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class SmallProblem(ctypes.Structure):
 
 
 def build(*, sanitized: bool = False) -> Path:
-    """The library of the kernel, from a cache if it was built before."""
+    """The module `small_host` for Python, from a cache if it was built before."""
     flags = (*FLAGS, *INCLUDE, *(SANITIZED if sanitized else ("-O1",)))
-    sources = dict.fromkeys((f"{HOST}/small_host.cpp", f"{HOST}/fibres.cpp"), flags)
+    sources = {f"{HOST}/small_host.cpp": (*flags, *building.binding_flags()), f"{HOST}/fibres.cpp": flags}
     link = (*building.MODULE, *((SANITIZERS,) if sanitized else ()))
     return building.build(sources, headers=HEADERS, link=link)
 
@@ -84,15 +85,12 @@ class Small:
 
 class HostKernels:
     def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
-        self._library.run.restype = ctypes.c_char_p
-        assert self._library.problem_bytes() == ctypes.sizeof(SmallProblem), "it has other fields"
+        self._module = building.imported("small_host", library)
 
     def sizes(self, arithmetic: str) -> tuple[int, int, int]:
         """The m16 tiles and n8 tiles of the largest tile, and the bytes of a block's shared memory."""
-        found = (ctypes.c_int * 3)()
-        self._library.sizes(arithmetic.encode(), found)
-        return tuple(found)
+        m16_tiles, n8_tiles, shared_bytes = self._module.sizes(arithmetic)
+        return m16_tiles, n8_tiles, shared_bytes
 
     def tiles(
         self, arithmetic: str, N: int, M: int, D: int, blocks: int, wanted: str = "fg"
@@ -100,24 +98,20 @@ class HostKernels:
         """The tiles that are chosen where gradients of queries (f) and candidates (g) may be wanted."""
         p = SmallProblem(N=N, M=M, D=D)
         p.dqueries, p.dcandidates = "f" in wanted, "g" in wanted  # of which only null matters
-        self._library.choose(ctypes.byref(p), arithmetic.encode(), blocks)
+        self._module.choose(p, arithmetic, blocks)
         return {name: getattr(p, name) for name in TILES}
 
-    def areas(self, *tiling: int) -> tuple[list[int], list[list[int]]]:
+    def areas(self, *tiling: int) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
         """A tile, and its warps' shares of it: the first m16 tile and how many, and so for n8."""
-        found = np.zeros((9, 4), np.int32)
-        self._library.areas(*tiling, ctypes.c_void_p(found.ctypes.data))
-        tile, *shares = found.tolist()
+        tile, shares = self._module.areas(*tiling)
         return tile, shares
 
     def run(self, p: Small, *, blocks: int = 1, seed: int = 0) -> dict[str, Array]:
         """What the kernel writes: logsumexp, mass, loss, total, and the wanted gradients by name."""
         out = outputs(p)
         problem, memory = argument(p, out)
-        error = self._library.run(ctypes.byref(problem), p.arithmetic.encode(), blocks, ctypes.c_uint64(seed))
+        self._module.run(problem, p.arithmetic, blocks, seed)
         del memory  # which has to live until now
-        if error:
-            raise RuntimeError(error.decode())
         return numbers(p, out)
 
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from fastqt.engines import cuda as cuda_schedule
-from tests.csrc.building import ROOT, compiler
+from tests.csrc.building import ROOT, compiler, why_no_modules
 from tests.csrc.cuda import random_problems
 from tests.csrc.cuda.host_execution import ARITHMETICS, HostKernels, Small, build, decoded, encoded
 from tests.shared import oracle
 from tests.shared.draws import converged, random_inputs
 from tests.shared.tolerances import EAGER_FACTOR, HALF_ULP
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(why_no_modules() is not None, reason=str(why_no_modules()))
 by_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS)
 BATCH = 50  # problems for each test
 SANITIZED = range(1000, 1024)
