@@ -1,5 +1,5 @@
-// The module small_host for Python: the one-launch kernel executed on a CPU. An arithmetic is float32,
-// tf32, bfloat16 or float16.
+// The module small_host for Python: the one-launch kernel executed on a CPU. An arithmetic is
+// float32, tf32, bfloat16 or float16.
 #include <pybind11/pybind11.h>
 
 #include <cstdlib>
