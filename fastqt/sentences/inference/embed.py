@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +16,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.options.commands import Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
 from fastqt.sentences.runs.lexicon import check_is_not_read
-from fastqt.sentences.text.reader import numbered_lines
+from fastqt.sentences.text import reader
 
 ENDING = ".npy"
 LINES = 8192  # that are encoded together, so that memory does not grow with short lines
@@ -48,8 +47,7 @@ def write_vectors(
         blank = True
         with partial.open("wb") as file:
             _write_header(file, rows, width)
-            texts = (text.strip() for _, text in numbered_lines(source))
-            while lines := list(islice(texts, LINES)):
+            for lines in _parts(source):
                 vectors = _vectors_of_lines(encode, lines, width)
                 file.write(vectors.data)
                 rows += len(vectors)
@@ -66,6 +64,18 @@ def write_vectors(
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
     return rows, width
+
+
+def _parts(source: str) -> Iterator[list[str]]:
+    lines, size = list[str](), 0
+    for _, text in reader.numbered_lines(source):
+        lines.append(text.strip())
+        size += len(text)
+        if len(lines) == LINES or size >= reader.READ_BYTES:
+            yield lines
+            lines, size = [], 0
+    if lines:
+        yield lines
 
 
 def _vectors_of_lines(

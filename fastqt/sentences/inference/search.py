@@ -163,10 +163,8 @@ def nearest_to(
             for sentence, line in zip(block.sentences, block.lines, strict=True)
             if sentence not in excluded
         ]
-
         if not sentences:
             continue
-
         texts = [sentence for sentence, _, _ in sentences]
         best.add(vectors @ normalized(encoder, texts, "document").T, first)
         places = {

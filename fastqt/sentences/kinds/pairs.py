@@ -131,7 +131,10 @@ class PairsKind(Kind[PairsOptions]):
         config.check_scale()
         self._check_loss(config)
         for name in ("query_prompt", "document_prompt"):
-            _check_prompt(name, getattr(config, name))
+            try:
+                getattr(config, name).encode()
+            except UnicodeEncodeError:
+                raise InputError(f"{name}: want UTF-8, got {getattr(config, name)!r:.100}") from None
         _check_directions(config)
         if config.matryoshka_weights is not None and config.matryoshka_dims is None:
             raise InputError(f"matryoshka_weights: want matryoshka_dims too, got {config.matryoshka_weights}")
@@ -152,13 +155,6 @@ class PairsKind(Kind[PairsOptions]):
                 f"teacher: want a file for each of the {columns} columns of the corpus, "
                 f"got {len(config.teacher)}"
             )
-
-
-def _check_prompt(name: str, prompt: str) -> None:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{name}: want UTF-8, got {prompt!r:.100}") from None
 
 
 def _check_directions(config: PairsOptions) -> None:
