@@ -282,7 +282,7 @@ REFUSALS = {
         ValueError,
         "scale: want a positive number where false negatives are filtered",
     ),
-    "an engine that does not know it": ({"backend": "triton"}, ValueError, "backend: 'triton' is not"),
+    "an engine that does not know it": ({"backend": "cuda"}, ValueError, "backend: 'cuda' is not available"),
     "a target that there is not": (
         {"targets": torch.tensor([0, 1, 2, 9])},
         ValueError,
