@@ -180,6 +180,9 @@ def sigmoid_loss(
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> queries, candidates = torch.randn(2, 6, 16)
@@ -244,6 +247,9 @@ def log_sum_exp(
     Returns:
         (N,), float64 for float64 inputs, float32 otherwise. A row of which every candidate is excluded
         has -inf, and a gradient of 0.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt

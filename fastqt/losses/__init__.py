@@ -2,8 +2,7 @@
 
 Those that are sums over rows take `reduction`: "mean" over the rows, "sum", or "none" for the losses of the
 rows (N,). Those that are computed by `contrastive_loss` or `sigmoid_loss` also take their `memory` and
-`backend`. None forms the score matrix. For a wrong argument all raise ValueError or TypeError, naming the
-argument, what is wanted and what came.
+`backend`. None forms the score matrix.
 """
 
 from fastqt.losses.binary_window import binary_window_loss

@@ -62,6 +62,9 @@ def binary_window_loss(
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> queries, candidates = torch.randn(2, 8, 16)  # of eight sentences in their order

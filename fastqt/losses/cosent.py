@@ -46,6 +46,9 @@ def cosent_loss(
     Returns:
         A scalar, of the whole batch; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> a, b = torch.randn(2, 8, 16)
@@ -83,6 +86,9 @@ def angle_loss(
 
     Returns:
         A scalar, of the whole batch; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt

@@ -36,6 +36,9 @@ def curl_loss(
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> queries, positives, negatives = torch.randn(3, 8, 16)
@@ -93,6 +96,9 @@ def curl_block_loss(
 
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt

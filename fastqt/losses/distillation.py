@@ -60,6 +60,9 @@ def distillation_loss(
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
         differentiable once.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> texts, images = torch.randn(2, 8, 16)

@@ -90,6 +90,9 @@ def gist_embed_loss(
     Returns:
         A scalar, or (N,) for reduction="none".
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> anchors, positives = torch.randn(2, 8, 16)

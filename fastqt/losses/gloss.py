@@ -63,6 +63,9 @@ def gloss_bow_loss(
     Returns:
         A scalar, or (B,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> weight, bias = torch.zeros(10, 8), torch.zeros(10)
@@ -117,6 +120,9 @@ def gloss_pos_loss(
 
     Returns:
         A scalar, or (B,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
 
     Example:
         >>> import torch, fastqt

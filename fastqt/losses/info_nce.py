@@ -63,6 +63,9 @@ def info_nce_loss(
     Returns:
         A scalar, or (N,) for reduction="none".
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> queries, candidates = torch.randn(2, 8, 16)

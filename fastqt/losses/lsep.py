@@ -81,6 +81,9 @@ def lsep_loss(
     Returns:
         A scalar, of the whole batch; float64 for float64 scores, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> labels = torch.tensor([0.9, 0.2, 0.2])

@@ -138,6 +138,9 @@ def maxsim_loss(
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
         differentiable once.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> queries, documents = torch.randn(8, 5, 16), torch.randn(24, 9, 16)  # two hard negatives each

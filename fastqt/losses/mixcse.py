@@ -92,6 +92,9 @@ def mixcse_loss(
     Returns:
         A scalar, or (N,) for reduction="none".
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> z1, z2 = torch.randn(2, 8, 16)

@@ -65,6 +65,9 @@ def negative_sampling_loss(
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise. It is
         differentiable once.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> words, contexts = torch.randn(2, 100, 16)  # two tables of word vectors

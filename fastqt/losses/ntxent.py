@@ -43,6 +43,9 @@ def ntxent_loss(
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> z1, z2 = torch.randn(2, 8, 16)  # two views of eight texts

@@ -138,6 +138,9 @@ def multiple_negatives_ranking_loss(
     Returns:
         A scalar, or (N,) for reduction="none".
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> queries, positives, hard_negatives = torch.randn(3, 8, 16)

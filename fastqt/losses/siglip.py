@@ -45,6 +45,9 @@ def siglip_loss(
     Returns:
         A scalar, or (N,) for reduction="none".
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> images, texts = torch.randn(2, 8, 16)

@@ -74,6 +74,9 @@ def simcse_loss(
     Returns:
         A scalar, or (N,) for reduction="none".
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> z1, z2, z3 = torch.randn(3, 8, 16)  # two views, and a hard negative for each sentence

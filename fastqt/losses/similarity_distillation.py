@@ -56,6 +56,9 @@ def similarity_distillation_loss(
     Returns:
         A scalar, of the whole batch; float64 for float64 embeddings, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> embeddings, teacher = torch.randn(8, 16, requires_grad=True), torch.randn(8, 32)

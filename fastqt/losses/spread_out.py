@@ -54,6 +54,9 @@ def spread_out_loss(
     Returns:
         A scalar, of the whole batch; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> round(fastqt.spread_out_loss(torch.ones(8, 4)).item(), 4)  # all alike: 1 + (1 - 1 / 4)

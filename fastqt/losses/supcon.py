@@ -57,6 +57,9 @@ def supcon_loss(
     Returns:
         A scalar, or (N,) for reduction="none"; float64 for float64 inputs, float32 otherwise.
 
+    Raises:
+        ValueError, TypeError: naming the argument, what is wanted and what came.
+
     Example:
         >>> import torch, fastqt
         >>> embeddings, labels = torch.randn(8, 16), torch.arange(8) % 4
