@@ -180,11 +180,10 @@ class Declaration:
         self, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[dict[str, Any], Batch, Known]:
         """What a user has given, checked, the batch on which all ranks agree, and what is known of it."""
-        named = dict(zip(self.positional, arguments, strict=False))
-        if options:
-            named.update(options)
+        named = {**dict(zip(self.positional, arguments, strict=False)), **options}
         values = {**self.defaults, **named}
-        if values.keys() != self.name_set or len(named) != len(arguments) + len(options):
+        known = len(values) == len(self.names) and self.name_set.issuperset(named)
+        if not known or len(named) != len(arguments) + len(options):
             check_names(options, self.names, self.name)
             self.signature.bind(*arguments, **options)  # says what is missing or too many
         group = values.get("group")
@@ -308,15 +307,15 @@ class Declaration:
             if value is None:
                 shapes.append(None)
                 continue
-            for x in value if type(value) in (list, tuple) else (value,):
+            for x in (value,) if type(value) in PLAIN else value if type(value) in (list, tuple) else (None,):
                 if type(x) not in PLAIN or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
                     return None
-                # Whether other dtypes fit depends on autocast.
-                if dtype is None:
-                    dtype = x.dtype
-                elif dtype is not x.dtype:
-                    return None
                 shapes.append(x.shape)
+                # Whether other dtypes fit depends on autocast.
+                if x.dtype is not dtype:
+                    if dtype is not None:
+                        return None
+                    dtype = x.dtype
 
         shapes.append(dtype)
         return tuple(shapes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+_PYTHONS = frozenset((float, int, bool, str, tuple, type(None)))
 TEMPERATURES = ("temperature", "temp", "tau")  # what other libraries call 1 / scale
 
 
@@ -31,8 +32,10 @@ def check_names(
     raise TypeError(f"{', '.join(unknown)}: no option of {owner}{advice}")
 
 
-def plain_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
     """The same options, where numpy's numbers are Python's."""
+    if _PYTHONS.issuperset(map(type, options.values())):
+        return options
     return {
         name: x.item() if type(x).__module__ == "numpy" and type(x).__name__ != "ndarray" else x
         for name, x in options.items()
