@@ -182,8 +182,8 @@ class Declaration:
         """What a user has given, checked, the batch on which all ranks agree, and what is known of it."""
         named = {**dict(zip(self.positional, arguments, strict=False)), **options}
         values = {**self.defaults, **named}
-        known = len(values) == len(self.names) and self.name_set.issuperset(named)
-        if not known or len(named) != len(arguments) + len(options):
+        complete = len(values) == len(self.names) and self.name_set.issuperset(named)
+        if not complete or len(named) != len(arguments) + len(options):
             check_names(options, self.names, self.name)
             self.signature.bind(*arguments, **options)  # says what is missing or too many
         group = values.get("group")
@@ -307,7 +307,7 @@ class Declaration:
             if value is None:
                 shapes.append(None)
                 continue
-            for x in (value,) if type(value) in PLAIN else value if type(value) in (list, tuple) else (None,):
+            for x in value if type(value) in (list, tuple) else (value,):
                 if type(x) not in PLAIN or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
                     return None
                 shapes.append(x.shape)
