@@ -127,10 +127,13 @@ SCALE = torch.tensor(2.0, dtype=torch.float64)
 OPERATORS = {
     "negative_sampling": ([SCALE, torch.cat([numbers(N)[0][:, None], numbers(N)[1]], 1)], 3),
     "max_margin of rows": (
-        [torch.arange(N + 1), torch.arange(N), torch.ones(N, dtype=torch.float64), None, 0.5, True],
-        2,
+        [
+            *(SCALE, "float32", torch.arange(N + 1), torch.arange(N), torch.ones(N, dtype=torch.float64)),
+            *(None, 0.5, True),
+        ],
+        3,
     ),
-    "max_margin of a matrix": ([None, None, None, torch.eye(N, M), 0.5, False], 2),
+    "max_margin of a matrix": ([SCALE, "float32", None, None, None, torch.eye(N, M), 0.5, False], 3),
 }
 
 
