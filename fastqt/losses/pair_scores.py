@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 import torch
@@ -54,7 +53,10 @@ class PairScores:
         self.above = [] if margin is None else [_thresholds(queries, documents, margin)]
         of_ids = () if exclude is None else exclude.filters
         self.ids = [self._of_sides(x) for x in of_ids if isinstance(x, OfIds)]
+        # Found once. A cached_property has a lock in Python 3.11, which no graph of torch.compile holds.
         self._every: dict[tuple[Side, bool], Tensor] = {}
+        self._has_walks: bool | None = None
+        self._every_hard: list[Tensor] | None = None
 
     def _of_sides(self, x: OfIds) -> tuple[type[OfIds], dict[Side, Tensor], dict[Side, Tensor]]:
         """The kind of a filter, and the ids of this process's and of all ranks' sides, this rank's first."""
@@ -64,13 +66,15 @@ class PairScores:
         local: dict[Side, Tensor] = {"query": x.query_ids, "document": x.columns}
         return type(x), local, {"query": queries, "document": documents}
 
-    @cached_property
+    @property
     def has_walks(self) -> bool:
         """Whether an engine sums up both directions of pairs in one walk."""
-        with self.batch.agreeing():
-            return not self.is_filtered and shares_scores(
-                self.local["query"], self.batch.total(), self.scoring
-            )
+        if self._has_walks is None:
+            rows = self.local["query"]
+            with self.batch.agreeing():
+                shares = not self.is_filtered and shares_scores(rows, self.batch.total(), self.scoring)
+            self._has_walks = shares
+        return self._has_walks
 
     def every(self, side: Side, *, constant: bool = False) -> Tensor:
         """A side of all ranks, (N, D), this rank's first; if constant, no gradient may be wanted of it."""
@@ -82,10 +86,13 @@ class PairScores:
         self._every[side, constant] = gathered
         return gathered
 
-    @cached_property
+    @property
     def every_hard(self) -> list[Tensor]:
         """The sets of hard negatives of all ranks, (N, D) each, this rank's first."""
-        return [self.batch.gather_own_first(x, dtype=input_dtype(x)) for x in self.hard]
+        if self._every_hard is None:
+            gathered = [self.batch.gather_own_first(x, dtype=input_dtype(x)) for x in self.hard]
+            self._every_hard = gathered
+        return self._every_hard
 
     def at(self, scale: float | Tensor) -> PairScores:
         """The same with another scale."""
