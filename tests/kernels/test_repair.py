@@ -40,6 +40,7 @@ def problem(name: str) -> Problem:
         candidate_groups=groups[1],
         bias=torch.randn(N, generator=generator),
     )
+    everything.thresholds = torch.randn(N, generator=generator)
     scores = replace(everything, row_negatives=None, row_scores=torch.randn(N, generator=generator))
     mask = torch.rand(N, N, generator=generator) < 0.2
     mask[torch.arange(N - 1), torch.arange(1, N)] = mask[torch.arange(1, N), torch.arange(N - 1)] = False

@@ -28,7 +28,10 @@ PARTS = {
 by_part = pytest.mark.parametrize(("rows", "columns"), PARTS.values(), ids=PARTS)
 by_what = pytest.mark.parametrize(
     "what",
-    [{"diagonal"}, {"targets"}, {"diagonal", "targets"}, {"diagonal", "targets", "groups", "mask"}],
+    [
+        *({"diagonal"}, {"targets"}, {"diagonal", "targets"}, {"targets", "thresholds"}),
+        {"diagonal", "targets", "groups", "mask"},
+    ],
     ids=lambda what: ", ".join(sorted(what)),
 )
 # Elements are read one by one, or by a descriptor, whose rows must be a multiple of 16 bytes long.
@@ -67,6 +70,10 @@ def excluding(rows: slice, columns: slice, what: set[str], D: int = 3):
     if "mask" in what:
         kept &= ~mask.numpy()
         given["mask"] = mask
+    if "thresholds" in what:
+        thresholds = 0.5 + torch.rand(N, generator=generator)  # below which each row has a cell
+        kept &= (queries.double() @ candidates.double().T <= thresholds[:, None]).numpy()
+        given["thresholds"] = thresholds
     return replace(tile, **given), queries, candidates, kept[rows, columns]
 
 
@@ -130,7 +137,7 @@ def test_exponentials_with_shifts_of_rows_and_of_columns(rows, columns):
 def test_is_the_product_of_flagged_rows(rows, add, D, monkeypatch):
     for name, value in {"ROWS": 32, "COLUMNS": 16, "WIDTH": 16}.items():
         monkeypatch.setattr(row_products, name, value)
-    what = {"diagonal", "targets", "groups", "mask"}
+    what = {"diagonal", "targets", "groups", "mask", "thresholds"}
     tile, queries, candidates, kept = excluding(rows, EVERYTHING, what, D)
     generator = torch.Generator().manual_seed(1)
     bias = torch.randn(N, generator=generator)
