@@ -30,7 +30,7 @@ LIMITS = {
     "unbroken_bodies": (2, 39),
     "row_scores": (10, 10),
     "vague_names": (249, 0),
-    "forwarded": (42, 44),
+    "forwarded": (40, 44),
     "option_records": (2, 1),
     "checks_in_bodies": (0, 0),
 }
