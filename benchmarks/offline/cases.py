@@ -384,6 +384,26 @@ CASES = (
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
         ),
     ),
+    Case(
+        "MaxSim, bf16, D=128, mask",
+        D=128,
+        mask=True,
+        maxsim=True,
+        wanted=("maxima_kernel KEPT EVEN_D bias lengths places",),
+    ),
+    Case(
+        "MaxSim, bf16, D=96, loss", D=96, gradients=False, maxsim=True, wanted=("maxima_kernel KEPT -places",)
+    ),
+    Case("MaxSim, fp16, D=1000", dtype="float16", D=1000, maxsim=True, wanted=("maxima_kernel -EVEN_D",)),
+    Case("MaxSim, tf32, D=128", dtype="float32", D=128, maxsim=True, wanted=("maxima_kernel -KEPT",)),
+    Case(
+        "MaxSim, fp32, D=128",
+        dtype="float32",
+        D=128,
+        precision="highest",
+        maxsim=True,
+        wanted=("maxima_kernel -KEPT",),
+    ),
     *COSINES,
 )
 

@@ -11,9 +11,10 @@ import platform
 import sys
 
 import torch
+from torch import Tensor
 
 from fastqt._version import __version__
-from fastqt.devices import is_described
+from fastqt.devices import is_described, on_gpu
 from fastqt.engines import chunked, cpu, cuda, ops, reference, report, triton
 from fastqt.engines.engine import ClipComputation, Computation, ComputationOfColumns, Engine
 from fastqt.problem import AnyProblem
@@ -26,6 +27,7 @@ __all__ = [
     "ComputationOfColumns",
     "Engine",
     "choose",
+    "has_kernels_for",
     "requested",
     "show_config",
     "usual",
@@ -82,6 +84,16 @@ def usual(backend: str | None, device: torch.device, dtype: torch.dtype) -> Engi
     if name in ENGINES:
         return ENGINES[name]
     return next(x for x in ENGINES.values() if x.why_not(None, device, dtype) is None)
+
+
+def has_kernels_for(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether Triton's kernels compute parts of a loss that no engine has, with products of a dtype.
+
+    They do on a GPU where they run, unless FASTQT_BACKEND names another engine. On a CPU, where they are
+    interpreted, they do if it names theirs.
+    """
+    name = requested(None) or ("triton" if on_gpu(x) else None)
+    return name == "triton" and ENGINES[name].why_not(None, x.device, dtype) is None
 
 
 def show_config() -> None:

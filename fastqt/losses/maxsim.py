@@ -22,7 +22,9 @@ from fastqt.checks import check_paired, check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
+from fastqt.engines import has_kernels_for
 from fastqt.engines.own_products import product_read, read_in
+from fastqt.engines.triton.maxsim import TokenKernels
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask, OfIds
 from fastqt.loss import Arguments, loss
 from fastqt.losses.scored import ScoreNeeds, ScoreOperator, ScoreProblem, Scoring, slices
@@ -238,16 +240,26 @@ class _MaxSim(Scoring):
     def __init__(self, p: MaxSimProblem, row_weights: Tensor | None, needs: ScoreNeeds) -> None:
         super().__init__(p, row_weights, needs)
         self.wants_places = row_weights is not None and (needs.queries or needs.candidates)
+        self.kernels: TokenKernels | None = None
+        reads = getattr(torch, p.reads)
+        if has_kernels_for(p.queries, reads):
+            self.kernels = TokenKernels(p.queries, p.candidates, reads, p.bias)
 
     @property
     def rows_at_once(self) -> int:
         (M, U, _), T = self.p.candidates.shape, self.p.queries.shape[1]
         room = CPU_ROOM if self.p.queries.is_cpu else ROOM
-        return max(min(room.places // (T * M), room.tile // (T * U)), 1)
+        rows = room.places // (T * M)
+        return max(rows if self.kernels else min(rows, room.tile // (T * U)), 1)
 
     def scores(self, rows: slice) -> Tensor:
-        tokens = self.p.queries[rows].flatten(0, 1)
-        self.sums, self.places = _maxima(tokens, self.p, self.wants_places)
+        if self.kernels is not None:
+            self.sums, self.places = self.kernels.maxima(rows, self.wants_places)
+            if self.places is not None:
+                self.places = self.places.T.int()
+        else:
+            tokens = self.p.queries[rows].flatten(0, 1)
+            self.sums, self.places = _maxima(tokens, self.p, self.wants_places)
         scores = self.scale * self.sums
         if self.p.bias is not None:  # also where the scale is 0
             scores.masked_fill_(self.sums.isneginf(), -torch.inf)

@@ -11,7 +11,7 @@ from fastqt.losses import maxsim
 from tests.shared.every_loss import maxsim as with_a_matrix
 from tests.shared.loss_views import check
 from tests.shared.ring_memory import Live
-from tests.shared.tolerances import FLOAT64, relative
+from tests.shared.tolerances import FLOAT32, REORDERED_FLOAT32, relative
 
 N, M, TQ, TD, D = 7, 11, 5, 6, 4
 SMALL = [maxsim.Room(1, 1, 1), maxsim.Room(3 * TD, 2 * TQ * M, 2 * TD * D), maxsim.CPU_ROOM]
@@ -47,15 +47,36 @@ def test_is_the_definition(masked, room, monkeypatch):
     check(fastqt.maxsim_loss(*unit, normalize=False, **options), rows.mean(), leaves)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("places", [2 * TQ * M, 2**19], ids=["two queries at a time", "all"])
+def test_kernels_are_the_definition(places, masked, reduction, monkeypatch):
+    """Interpreted, of float32, beside the same operations in float64."""
+    leaves, masks = inputs(torch.float32)
+    masks = masks if masked else {}
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    found = []
+    for backend, of_backend in (("torch", exact), ("triton", leaves)):
+        monkeypatch.setenv("FASTQT_BACKEND", backend)
+        monkeypatch.setattr(maxsim, "CPU_ROOM", maxsim.CPU_ROOM._replace(places=places))
+        loss = fastqt.maxsim_loss(*of_backend[:2], scale=of_backend[2], reduction=reduction, **masks)
+        weights = torch.arange(1.0, 1.0 + loss.numel()).view(loss.shape).to(loss.dtype)
+        found.append([loss, *torch.autograd.grad(loss, of_backend, weights)])
+    for wanted, x in zip(*found, strict=True):
+        assert relative(x, wanted) < FLOAT32
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("part", ["queries", "documents", "scale"])
-def test_one_gradient_alone(part):
-    leaves, masks = inputs()
+def test_one_gradient_alone(part, backend, monkeypatch):
+    monkeypatch.setenv("FASTQT_BACKEND", backend)
+    leaves, masks = inputs(torch.float32)
     named = dict(zip(("queries", "documents", "scale"), leaves, strict=True))
     loss = fastqt.maxsim_loss(**named, **masks)
     (wanted,) = torch.autograd.grad(loss, named[part])
     alone = {name: x if name == part else x.detach() for name, x in named.items()}
     (found,) = torch.autograd.grad(fastqt.maxsim_loss(**alone, **masks), alone[part])
-    assert relative(found, wanted) < FLOAT64
+    assert relative(found, wanted) < REORDERED_FLOAT32
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])

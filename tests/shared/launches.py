@@ -73,6 +73,7 @@ class Case:
     far: bool = False  # rows of embeddings lie so far apart that offsets within a tile take 64 bits
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     tuned: bool = False  # the GPU's table knows plain exponentials alone, and has the largest tiles for them
+    maxsim: bool = False  # of N / 16 queries of 32 tokens and N / 8 documents of up to 180
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
     weight: float = 0.0
@@ -130,7 +131,7 @@ class Launch:
 
 _TYPES = {
     **{torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"},
-    **{torch.int64: "i64", torch.int32: "i32", torch.uint32: "u32", torch.bool: "u1"},
+    **{torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.uint32: "u32", torch.bool: "u1"},
 }
 
 
@@ -309,14 +310,16 @@ def described(
 def noted(case: Case, gpu: Gpu) -> list[Event]:
     """What the loss and its gradients of a problem launch on a GPU."""
     from fastqt.engines import ENGINES
+    from fastqt.losses.maxsim import MAXSIM
 
     engine = ENGINES["triton"]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
+    everywhere = replace(engine, why_not_here=None)  # also where tensors have no data
     try:
-        with torch.device("meta"):
-            problem, needs = problem_of(case)
-            computation = engine.computation(problem)
+        with torch.device("meta"), mock.patch.dict(ENGINES, triton=everywhere):
+            problem, needs = maxsim_problem_of(case) if case.maxsim else problem_of(case)
+            computation = MAXSIM if case.maxsim else engine.computation(problem)
             with described(gpu, case.descriptors, table_of(case, gpu)) as events:
                 if case.gradients:
                     loss, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
@@ -348,6 +351,19 @@ def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
         sides = (torch.empty(N, D, dtype=dtype) for _ in range(2))
         return ClipProblem(*sides, 1.0, case.memory, case.normalize), of_general
     return general_problem_of(case), of_general
+
+
+def maxsim_problem_of(case: Case) -> tuple[Any, tuple[bool, ...]]:
+    """A case of MaxSim; with `mask` some of the documents' tokens are padding."""
+    from fastqt.losses.maxsim import MaxSimProblem
+
+    # Tokens are computed in float32, and read by products in the dtype of the case.
+    queries, documents = (
+        torch.empty(case.N // rows, tokens, case.D) for rows, tokens in ((16, 32), (8, 180))
+    )
+    bias = torch.empty(documents.shape[:2]) if case.mask else None
+    p = MaxSimProblem(queries, documents, 1.0, case.dtype, bias, None, 0)
+    return p, p.needs_type(True, True, case.scale)
 
 
 def general_problem_of(case: Case) -> Problem:
