@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastqt.cached import cached_backward
     from fastqt.compiling import warm_up
     from fastqt.engines import show_config
-    from fastqt.exclusions import Above, Guide, Margin, Same, Within
+    from fastqt.exclusions import Above, Guide, Margin, Padding, Same, Within
     from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.losses import (
         angle_loss,
@@ -56,6 +56,7 @@ __all__ = [
     "Matryoshka",
     "Mixed",
     "Noise",
+    "Padding",
     "Same",
     "Sparse",
     "Window",

@@ -73,6 +73,11 @@ class Arguments:
     def function(self) -> str:
         return self.declaration.title
 
+    @property
+    def embeddings(self) -> dict[str, Any]:
+        """The embeddings, by name."""
+        return {name: self.values[name] for name in self.declaration.embeddings}
+
     def to(
         self,
         other: Callable[..., Tensor],

@@ -281,8 +281,8 @@ def reduce(rows: Tensor, reduction: str) -> Tensor:
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows at norm 1, computed in float32 at least and rounded to the dtype of `x`."""
-    return F.normalize(x.to(loss_dtype(x)), dim=1).to(x.dtype)
+    """Rows (..., D) at norm 1, computed in float32 at least and rounded to the dtype of `x`."""
+    return F.normalize(x.to(loss_dtype(x)), dim=-1).to(x.dtype)
 
 
 def positive_scores(scores: Tensor) -> Tensor:

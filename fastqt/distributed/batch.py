@@ -169,6 +169,10 @@ class Batch:
         """How this process's rows are reduced, before those of all ranks are."""
         return reduction
 
+    def part(self, rows: Tensor) -> Tensor:
+        """The rows of another loss of this batch as a part of a loss, which is still to be reduced."""
+        return rows
+
     def whole(self, local: Tensor, reduction: Reduction, of: str = "rows") -> Tensor:
         """The loss of the whole batch from that of this process's rows, reduced by `local_reduction`."""
         return local

@@ -77,6 +77,11 @@ def shared(rows: Tensor, group: Group) -> Tensor:
     return rows if group.factor == 1 else _shared(rows, group.factor)
 
 
+def unshared(rows: Tensor, group: Group) -> Tensor:
+    """Rows whose backward has the group's factor, as a part of what will have it again."""
+    return rows if group.factor == 1 else _shared(rows, 1 / group.factor)
+
+
 def sum_rows(parts: Tensor, counts: Sequence[int], group: Group, dtype: torch.dtype) -> Tensor:
     """The sum over all ranks of this rank's rows, each rank having a part for all.
 

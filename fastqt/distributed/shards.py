@@ -138,6 +138,9 @@ class Shards(Batch):
     def local_reduction(self, reduction: Reduction) -> Reduction:
         return "none" if reduction == "none" else "sum"
 
+    def part(self, rows: Tensor) -> Tensor:
+        return collectives.unshared(rows, self.group)
+
     def whole(self, local: Tensor, reduction: Reduction, of: str = "rows") -> Tensor:
         return collectives.reduced(local, reduction, self.total(of), self.group)
 

@@ -23,13 +23,14 @@ from fastqt.exclusions.ids import Same as Same
 from fastqt.exclusions.ids import Within as Within
 from fastqt.exclusions.ids import groups_of as groups_of
 from fastqt.exclusions.mask import Mask as Mask
+from fastqt.exclusions.padding import Padding as Padding
 from fastqt.exclusions.similarity import Above as Above
 from fastqt.exclusions.similarity import Margin as Margin
 
 Kind = TypeVar("Kind", bound=Filter)
 ExcludeLike: TypeAlias = Filter | Tensor | Sequence[Filter | Tensor]
 """A filter, a bool tensor (N, M) that is True where a cell leaves the loss, or several of both."""
-EVERY_KIND: tuple[type[Filter], ...] = (Margin, Above, OfIds, Guide, Mask)
+EVERY_KIND: tuple[type[Filter], ...] = (Margin, Above, OfIds, Guide, Padding, Mask)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,6 +80,7 @@ class Above(Filter):
 
     Args:
         thresholds: (N,) floating point; no gradient flows to them.
+        spare_own_negatives: as of `Margin`.
 
     Raises:
         ValueError, TypeError: naming the argument, what is wanted and what came.
@@ -93,8 +94,10 @@ class Above(Filter):
     """
 
     thresholds: Tensor
+    spare_own_negatives: bool = False
 
     def __post_init__(self) -> None:
+        check_flag("spare_own_negatives", self.spare_own_negatives)
         check_tensor("thresholds", self.thresholds)
         if self.thresholds.dtype not in FLOATING or self.thresholds.dim() != 1:
             raise TypeError(
@@ -108,3 +111,6 @@ class Above(Filter):
             raise ValueError(
                 f"{name}: want thresholds on {cells.device} as queries, got {self.thresholds.device}"
             )
+
+    def alike(self) -> Hashable:
+        return self.name(), self.spare_own_negatives

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from fastqt.exclusions import Above, Exclusions, Guide, Margin, Mask, OfIds, Same, groups_of
+from fastqt.exclusions import Above, Exclusions, Guide, Margin, Mask, OfIds, Padding, Same, groups_of
 from fastqt.matryoshka import Matryoshka
 from fastqt.negatives import Mixed
 from fastqt.options import Backend, DiagonalMode, Memory, Similarity, TargetReduction
@@ -36,8 +36,8 @@ class Call:
         link: as of `Problem`.
         targets: of this rank's queries; over the candidates of the whole batch once the ranks have
             agreed.
-        mask, guide, margin, ids, thresholds: what `exclude` has; thresholds are also what a margin is
-            lowered to.
+        mask, guide, margin, ids, thresholds, is_padding: what `exclude` has; thresholds are also what a
+            margin is lowered to.
         spares_row_negatives: whether thresholds say nothing of these.
     """
 
@@ -63,6 +63,7 @@ class Call:
     ids: tuple[OfIds, ...] = ()
     thresholds: Tensor | None = None
     spares_row_negatives: bool = False
+    is_padding: Tensor | None = None
 
     @property
     def function(self) -> str:
@@ -128,13 +129,17 @@ def call_of(link: str, values: Mapping[str, Any]) -> Call:
         call.reduction, call.matryoshka = values["reduction"], values["matryoshka"]
     if link != "sigmoid":
         call.similarity = values["similarity"]
+
     exclusions: Exclusions | None = values["exclude"]
     if exclusions is not None:
         device = call.queries.device
         mask, call.guide = exclusions.of(Mask), exclusions.of(Guide)
         call.margin, above = exclusions.of(Margin), exclusions.of(Above)
+        padding = exclusions.of(Padding)
+        call.is_padding = None if padding is None else padding.is_padding
         call.mask = None if mask is None else mask.cells
         call.thresholds = None if above is None else above.thresholds
-        call.spares_row_negatives = call.margin is not None and call.margin.spare_own_negatives
+        of_similarity = (x for x in (call.margin, above) if x is not None)
+        call.spares_row_negatives = any(x.spare_own_negatives for x in of_similarity)
         call.ids = exclusions.ids(device)
     return call

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastqt.arguments import Argument, Known, exclusions_of, is_given
 from fastqt.checks import FLOATING, check_bias, check_tensor
 from fastqt.distributed.group import GroupLike, is_ring
-from fastqt.exclusions import Above, ExcludeLike, Exclusions, Guide, Margin, Mask, OfIds
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Guide, Margin, Mask, OfIds, Padding
 from fastqt.negatives import Mixed
 from fastqt.options import DiagonalMode, Similarity
 from fastqt.targets import Targets, TargetsLike, given_or_window
@@ -58,7 +58,7 @@ Bias = Annotated[
 ]
 RowNegatives = Annotated[Tensor | Mixed | None, Argument(rows="rows", matrices=_matrices)]
 # A margin is above the similarity of a target, of which a loss without targets has none.
-ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, OfIds, Guide, Mask)]
+ExcludeUntargeted = Annotated[ExcludeLike | None, exclusions_of(Above, OfIds, Guide, Padding, Mask)]
 RowScores = Annotated[Tensor | None, Argument(_check_scores, is_given, is_leaf=True, is_local=True)]
 
 
@@ -109,8 +109,31 @@ def fit_similarity(
             )
 
 
-def fit_exclusions(exclude: Exclusions | None, queries: Tensor, group: GroupLike | None) -> None:
-    """Raises ValueError where what leaves is found some rows at a time, and that cannot be done."""
+def fit_padding(exclude: Exclusions | None, row_negatives: Tensor | Mixed | None) -> None:
+    """Raises ValueError unless what is called padding is of the row negatives."""
+    padding = None if exclude is None else exclude.of(Padding)
+    if padding is None:
+        return
+    if not isinstance(row_negatives, Tensor):
+        came = "no row_negatives" if row_negatives is None else "Mixed"
+        raise ValueError(f"exclude: want Padding with row_negatives that are a tensor, got {came}")
+    K = row_negatives.shape[1] if row_negatives.dim() == 3 else 1
+    if padding.is_padding.shape[1] != K:
+        N = len(row_negatives)
+        raise ValueError(
+            f"exclude: want padding of shape ({N}, {K}) as row_negatives, "
+            f"got {tuple(padding.is_padding.shape)}"
+        )
+
+
+def fit_exclusions(
+    exclude: Exclusions | None,
+    row_negatives: Tensor | Mixed | None,
+    queries: Tensor,
+    group: GroupLike | None,
+) -> None:
+    """Raises ValueError for padding of nothing, and where masks of some rows at a time cannot be made."""
+    fit_padding(exclude, row_negatives)
     if exclude is None or not exclude.needs_masks:
         return
     if is_ring(group):

@@ -34,8 +34,9 @@ def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
         rows = rows.squeeze(1)
         call = replace(call, row_negatives=rows)
     one = call.row_scores is None and (not isinstance(rows, Tensor) or rows.dim() == 2)
-    if one and not call.spares_row_negatives:  # which engines compare with thresholds
-        return call, None  # The engines score one row negative, or one mixture.
+    # The engines score one row negative, or one mixture, and compare it with a threshold.
+    if one and not call.spares_row_negatives and call.is_padding is None:
+        return call, None
 
     if rows is not None:
         call = replace(call, scale=added_up_in_float64(call.scale))
@@ -52,7 +53,8 @@ def joins_cells(call: Call) -> bool:
     """Whether a row's negatives, or mixtures, become one score with its other cells."""
     rows = call.row_negatives
     several = isinstance(rows, Tensor) and rows.dim() == 3 and rows.shape[1] > 1
-    return several or (rows is not None and (call.row_scores is not None or call.spares_row_negatives))
+    alone = call.row_scores is not None or call.spares_row_negatives or call.is_padding is not None
+    return several or (rows is not None and alone)
 
 
 def cells_alone(call: Call) -> list[Tensor]:
@@ -65,7 +67,7 @@ def cells_alone(call: Call) -> list[Tensor]:
 
 def with_cells(call: Call, scores: Tensor | None) -> Call:
     """The call whose rows have cells alone of these scores, (N,) or (N, K), in place of their own."""
-    return replace(call, row_negatives=None, row_scores=scores)
+    return replace(call, row_negatives=None, is_padding=None, row_scores=scores)
 
 
 def joined(first: Tensor, *others: Tensor) -> Tensor:
@@ -111,6 +113,8 @@ def scores_of_row_negatives(call: Call) -> Tensor:
         else:
             similar = _similar_in_chunks(f, rows, read_as, not as_they_are, euclidean)
         scores = similar * call.scale
+        if call.is_padding is not None:
+            scores = scores.masked_fill(call.is_padding, -torch.inf)
         if call.thresholds is None or call.spares_row_negatives:
             return scores
         return scores.masked_fill(similar.detach() > call.thresholds[:, None], -torch.inf)

@@ -15,6 +15,7 @@ from fastqt.engines import Engine, choose, plans
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask
 from fastqt.functional.computed import has_a_walk_of_prefixes
 from fastqt.loss import Arguments, loss
+from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
@@ -22,7 +23,9 @@ from fastqt.problem import ClipProblem, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced
 
 
-def _fit(label_smoothing: float, exclude: Exclusions | None, known: Known) -> None:
+def _fit(label_smoothing: float, tau_plus: float | Tensor, exclude: Exclusions | None, known: Known) -> None:
+    if label_smoothing and is_debiased(tau_plus):
+        raise ValueError("tau_plus: want 0 with label_smoothing")
     if exclude is None:
         return
     if known.of_group and exclude.of(Mask) is not None:
@@ -32,7 +35,7 @@ def _fit(label_smoothing: float, exclude: Exclusions | None, known: Known) -> No
     exclude.turned()  # which not every filter can be
 
 
-@loss("CLIPLoss", check=_fit, sums_prefixes=False)
+@loss("CLIPLoss", check=(_fit, fit_prior), sums_prefixes=False)
 def clip_loss(
     call: Arguments,
     a: Rows,
@@ -40,6 +43,7 @@ def clip_loss(
     *,
     scale: Scale,
     normalize: bool = True,
+    tau_plus: Prior = 0.0,
     label_smoothing: Share = 0.0,
     exclude: ExcludeLike | None = None,
     matryoshka: MatryoshkaLike | None = None,
@@ -57,7 +61,7 @@ def clip_loss(
     Args:
         a, b: (N, D); rows of equal index are a pair.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
-        label_smoothing: as of `info_nce_loss`, in both directions.
+        tau_plus, label_smoothing: as of `info_nce_loss`, in both directions.
         exclude: as of `contrastive_loss`, in both directions: an id is of a row of a and of that of b, unless
             `fastqt.Same` has two. The directions are then computed one after the other, in six products.
         matryoshka: as of `contrastive_loss`. On a CPU the directions are then computed one after the other:
@@ -103,7 +107,8 @@ def _unsmoothed(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss without label smoothing, by the engine's walk over both directions where it has one."""
     values = call.values
     traced = call.known.shapes is None and is_traced(a, b)
-    if traced or values["matryoshka"] is not None or values["exclude"] is not None:
+    apart = values["exclude"] is not None or is_debiased(values["tau_plus"])
+    if traced or apart or values["matryoshka"] is not None:
         return _both_directions(call, a, b)
     if isinstance(call.batch, Shards):
         return _of_ranks(call, call.batch, a, b)

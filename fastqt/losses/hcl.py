@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from fastqt.arguments import NotNegative, Rows, Scale, ShareBelow1
+from fastqt.arguments import NotNegative, Rows, Scale
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
+from fastqt.losses.debiasing import Prior, debiased
 from fastqt.losses.pair_scores import PairIds, PairScores, two_views
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
@@ -25,7 +26,7 @@ def hcl_loss(
     *,
     scale: Scale = 2.0,
     beta: NotNegative = 1.0,
-    tau_plus: ShareBelow1 = 0.1,
+    tau_plus: Prior = 0.1,
     exclude: PairIds = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
@@ -47,7 +48,8 @@ def hcl_loss(
         z1, z2: (N, D) two views of N sentences or images, at least 2.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         beta: how much near negatives count more, a number >= 0.
-        tau_plus: the share of negatives that are expected to be positives, 0 <= tau_plus < 1.
+        tau_plus: the share of negatives that are expected to be positives, 0 <= tau_plus < 1, or (N,) shares,
+            one for each sentence.
         exclude: filters by ids, as of `contrastive_loss`, between any two views. N' is the number of the
             negatives that are left.
         reduction: "mean" over all sentences, each of which has the mean of its two views; "sum", or "none".
@@ -83,7 +85,7 @@ def hcl_loss(
                 for x, of_weights, count in zip(sums, weights, counts, strict=True)
             ]
         losses = [
-            joined_loss(positive, [_debiased(positive, x, tau_plus, count, scale)])
+            joined_loss(positive, [debiased(positive, [x], [count], tau_plus, scale)])
             for x, count in zip(sums, counts, strict=True)
         ]
     return batch.reduced(torch.stack(losses).mean(0), reduction).to(loss_dtype(z1))
@@ -98,18 +100,3 @@ def _log_counts(views: PairScores) -> tuple[Tensor, Tensor]:
     device, negatives = views.local["query"].device, 2 * views.batch.total() - 2
     count = torch.full((), negatives, dtype=accumulation_dtype(device), device=device).log()
     return count, count
-
-
-def _debiased(
-    positive: Tensor, log_sum: Tensor, tau_plus: float, log_count: Tensor, scale: float | Tensor
-) -> Tensor:
-    """The logarithm of G, (n,), from that of R."""
-    if tau_plus:
-        # log(R - tau_plus N' exp p) - log(1 - tau_plus); minus infinity where no more than that is left.
-        taken = positive + math.log(tau_plus) + log_count - log_sum
-        remains = taken < 0
-        share = torch.where(remains, taken, -1.0)
-        log_sum = log_sum + torch.log(-torch.expm1(share)) - math.log1p(-tau_plus)
-        log_sum = log_sum.masked_fill(~remains & ~taken.isnan(), -math.inf)
-    least = log_count - (scale.to(log_sum) if isinstance(scale, Tensor) else scale)
-    return torch.maximum(log_sum, least)

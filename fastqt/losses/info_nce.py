@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.arguments import OwnRows, Rows, Scale, Share
 from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
-from fastqt.exclusions import ExcludeLike, Exclusions
-from fastqt.functional import contrastive_loss
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Margin
+from fastqt.functional import contrastive_loss, log_sum_exp
+from fastqt.functional.fitting import RowNegatives, fit_padding
 from fastqt.loss import Arguments, loss
-from fastqt.losses.common import scores
+from fastqt.losses.common import joined_loss, scores
+from fastqt.losses.debiasing import LEAST_SCALE, Prior, debiased, fit_prior, is_debiased
+from fastqt.losses.pair_scores import thresholds_of
 from fastqt.matryoshka import MatryoshkaLike
+from fastqt.negatives import Mixed
 from fastqt.options import Backend, Memory, Reduction, Similarity, TargetReduction
-from fastqt.problem import loss_dtype
+from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import Pairs
 
 
-def _fit(label_smoothing: float, exclude: Exclusions | None, similarity: Similarity) -> None:
-    if label_smoothing and exclude is not None:
+def _fit(
+    label_smoothing: float,
+    exclude: Exclusions | None,
+    similarity: Similarity,
+    row_negatives: Tensor | Mixed | None,
+    tau_plus: float | Tensor,
+) -> None:
+    fit_padding(exclude, row_negatives)
+    if similarity == "euclidean" and is_debiased(tau_plus):
+        raise ValueError("similarity: want 'dot' with tau_plus, got 'euclidean'")
+    if not label_smoothing:
+        return
+    if exclude is not None:
         raise ValueError("exclude: want None with label_smoothing, which gives every candidate mass")
-    if label_smoothing and similarity == "euclidean":
+    if similarity == "euclidean":
         raise ValueError("similarity: want 'dot' with label_smoothing, got 'euclidean'")
+    if row_negatives is not None:
+        raise ValueError("row_negatives: want None with label_smoothing, which is of all candidates")
+    if is_debiased(tau_plus):
+        raise ValueError("tau_plus: want 0 with label_smoothing")
 
 
-@loss("InfoNCELoss", check=_fit, sums_prefixes=False)
+@loss("InfoNCELoss", check=(_fit, fit_prior), sums_prefixes=False)
 def info_nce_loss(
     call: Arguments,
     queries: Rows,
@@ -36,6 +57,8 @@ def info_nce_loss(
     scale: Scale = 20.0,
     normalize: bool = True,
     negatives: OwnRows | None = None,
+    row_negatives: RowNegatives = None,
+    tau_plus: Prior = 0.0,
     label_smoothing: Share = 0.0,
     exclude: ExcludeLike | None = None,
     similarity: Similarity = "dot",
@@ -53,6 +76,11 @@ def info_nce_loss(
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine.
         negatives: (K, D) further candidates, which belong to no query.
+        row_negatives: (N, D) or (N, K, D) negatives of each query alone, as of `contrastive_loss`. Not with
+            label smoothing.
+        tau_plus: the share of the negatives that are expected to be positives, 0 <= tau_plus < 1, or (N,), a
+            share for each query. Other than 0 it makes the loss the debiased one, which is of cosines, and
+            takes a product more. Not with label smoothing.
         label_smoothing: the share of each target that is spread evenly over all candidates and negatives, the
             target included, as in `F.cross_entropy`, whose value this has: the entropy of the smoothed target
             stays in it. Not with `exclude`.
@@ -76,16 +104,12 @@ def info_nce_loss(
         >>> round(fastqt.info_nce_loss(torch.eye(4), torch.eye(4), scale=1.0).item(), 4)  # log(e + 3) - 1
         0.7437
 
-    Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018).
+    Source: van den Oord et al., "Representation learning with contrastive predictive coding" (2018); for
+    `tau_plus` Chuang et al., "Debiased contrastive learning" (2020), eq. 7 and 8.
     """
-    unsmoothed = call.to(
-        contrastive_loss,
-        queries=queries,
-        candidates=candidates,
-        negatives=negatives,
-        targets=Pairs(),
-        diagonal="keep",
-    )
+    if is_debiased(tau_plus):
+        return call.sum_over_prefixes(lambda dim: _debiased_loss(call, dim))
+    unsmoothed = call.to(contrastive_loss, **call.embeddings, targets=Pairs(), diagonal="keep")
     if not label_smoothing:
         return unsmoothed
     columns = [candidates] if negatives is None else [candidates, negatives]
@@ -94,6 +118,40 @@ def info_nce_loss(
         return smoothing_loss(call, queries[:, :dim], [x[:, :dim] for x in columns])
 
     return unsmoothed + call.sum_over_prefixes(smoothing)
+
+
+def _debiased_loss(call: Arguments, dim: int | None) -> Tensor:
+    """The loss of the first columns in which some of the negatives are expected to be positives."""
+    values, batch = call.values, call.batch
+    rows = {
+        name: unit_rows(x[..., :dim]) if isinstance(x, Tensor) else x for name, x in call.embeddings.items()
+    }
+    queries, positives = rows["queries"], rows["candidates"][: len(rows["queries"])]
+    exclude = _without_margin(values["exclude"], queries, positives)
+
+    def sums(scale: float | Tensor) -> Tensor:
+        how = {"scale": scale, "normalize": False, "diagonal": "exclude", "exclude": exclude}
+        return batch.part(call.to(log_sum_exp, **rows, **how))
+
+    with batch.leaving_word():
+        positive, others = scores(queries, positives, values["scale"]), sums(values["scale"])
+        with torch.no_grad():  # Scores of nearly 0, whose cells filters find as they are.
+            log_count = sums(LEAST_SCALE)
+        true = debiased(positive, [others], [log_count], values["tau_plus"], values["scale"])
+        losses = joined_loss(positive, [true])
+    return batch.reduced(losses, _reduction(values["reduction"])).to(loss_dtype(queries))
+
+
+def _without_margin(exclude: Exclusions | None, queries: Tensor, positives: Tensor) -> Exclusions | None:
+    """The filters with thresholds in place of a margin, for what has no targets."""
+    margin = None if exclude is None else exclude.of(Margin)
+    if exclude is None or margin is None:
+        return exclude
+    above = thresholds_of(queries, positives, margin)
+    if (other := exclude.of(Above)) is not None:
+        above = replace(above, thresholds=torch.fmin(above.thresholds, other.thresholds))
+    others = (x for x in exclude.filters if not isinstance(x, Margin | Above))
+    return Exclusions((above, *others))
 
 
 def smoothing_loss(call: Arguments, queries: Tensor, columns: Sequence[Tensor]) -> Tensor:
@@ -115,9 +173,12 @@ def smoothing_loss(call: Arguments, queries: Tensor, columns: Sequence[Tensor]) 
     queries, *columns = embeddings
     leads = scores(queries, columns[0][: len(queries)] - _mean_of(columns, call.batch), values["scale"])
 
-    # Every row has a target.
-    reduction: Reduction = "mean" if values["reduction"] == "mean_of_targets" else values["reduction"]
-    return call.batch.reduced(values["label_smoothing"] * leads, reduction)
+    return call.batch.reduced(values["label_smoothing"] * leads, _reduction(values["reduction"]))
+
+
+def _reduction(reduction: TargetReduction) -> Reduction:
+    """The reduction of rows that all have a target."""
+    return "mean" if reduction == "mean_of_targets" else reduction
 
 
 def _mean_of(columns: Sequence[Tensor], batch: Batch) -> Tensor:

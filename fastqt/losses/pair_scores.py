@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from fastqt.arguments import exclusions_of
-from fastqt.exclusions import Above, ExcludeLike, Exclusions, Filter, Margin, OfIds
+from fastqt.exclusions import Above, ExcludeLike, Exclusions, Filter, Margin, OfIds, Padding
+from fastqt.functional.call import Call
 from fastqt.functional.false_negatives import threshold_of
+from fastqt.functional.row_cells import joined, scores_of_row_negatives
 from fastqt.loss import Arguments
 from fastqt.losses.common import scores
+from fastqt.losses.debiasing import LEAST_SCALE, debiased
 from fastqt.losses.paired_sums import PairScoring, own_sums, paired_sums, shares_scores, sums_of
 from fastqt.problem import loss_dtype, unit_rows
+from fastqt.targets import NoTargets
 from fastqt.torch_modes import input_dtype
 
 # What a loss of pairs takes that scores each side with each.
@@ -36,21 +40,27 @@ class PairScores:
         call: the loss.
         queries, documents: (n, D), this process's.
         hard: sets of hard negatives of its queries, (n, D) each.
+        alone: (n, D) or (n, K, D) negatives of each of its queries alone.
     """
 
     def __init__(
-        self, call: Arguments, queries: Tensor, documents: Tensor, hard: Sequence[Tensor] = ()
+        self,
+        call: Arguments,
+        queries: Tensor,
+        documents: Tensor,
+        hard: Sequence[Tensor] = (),
+        alone: Tensor | None = None,
     ) -> None:
         exclude: Exclusions | None = call.values["exclude"]
         margin = None if exclude is None else exclude.of(Margin)
         self.batch, self.scoring = call.batch, PairScoring(call.values["scale"], call)
         self.local: dict[Side, Tensor] = {"query": queries, "document": documents}
-        self.hard = hard
-        self.is_filtered, self.spares_hard = (
-            exclude is not None,
-            margin is not None and margin.spare_own_negatives,
-        )
-        self.above = [] if margin is None else [_thresholds(queries, documents, margin)]
+        self.hard, self.alone = hard, alone
+        padding = None if exclude is None else exclude.of(Padding)
+        self.is_padding = None if padding is None else padding.is_padding
+        self.is_filtered = exclude is not None and exclude.without(Padding) is not None
+        self.spares_hard = margin is not None and margin.spare_own_negatives
+        self.above = [] if margin is None else [thresholds_of(queries, documents, margin)]
         of_ids = () if exclude is None else exclude.filters
         self.ids = [self._of_sides(x) for x in of_ids if isinstance(x, OfIds)]
         # Found once. A cached_property has a lock in Python 3.11, which no graph of torch.compile holds.
@@ -102,10 +112,23 @@ class PairScores:
 
     def of_nothing(self) -> PairScores:
         """The same cells with scores of 0, whose logsumexp is the logarithm of their number."""
-        other = self.at(1.0)
+        if self.above:  # which compares the scores as they are
+            return self.at(LEAST_SCALE)
+        other, total = self.at(1.0), self.batch.total()
         other.local = {side: x.new_zeros(len(x), 1) for side, x in self.local.items()}
-        other._every = {(side, False): x.new_zeros(self.batch.total(), 1) for side, x in self.local.items()}
+        other._every = {(side, False): x.new_zeros(total, 1) for side, x in self.local.items()}
+        other.hard = [x.new_zeros(len(x), 1) for x in self.hard]
+        other._every_hard = [x.new_zeros(total, 1) for x in self.hard]
+        if self.alone is not None:
+            other.alone = self.alone.new_zeros(*self.alone.shape[:-1], 1)
         return other
+
+    def true_negatives(
+        self, positive: Tensor, others: Sequence[Tensor], log_counts: Sequence[Tensor]
+    ) -> Tensor:
+        """What is expected of the other cells of each row if some are its positives, see `debiased`."""
+        values = self.scoring.call.values
+        return debiased(positive, others, log_counts, values["tau_plus"], self.scoring.scale)
 
     @property
     def positive(self) -> Tensor:
@@ -155,6 +178,24 @@ class PairScores:
             found.append(cells)
         return found
 
+    def with_alone(self) -> list[Tensor]:
+        """The logsumexp of each query with the negatives that it has alone, (n,)."""
+        if self.alone is None:
+            return []
+        thresholds = None if not self.above else self.above[0].thresholds
+        cells = Call(
+            "log_sum_exp",
+            NoTargets(),
+            self.local["query"],
+            self.local["document"],
+            scale=self.scoring.scale,
+            row_negatives=self.alone,
+            thresholds=thresholds,
+            spares_row_negatives=self.spares_hard,
+            is_padding=self.is_padding,
+        )
+        return [joined(scores_of_row_negatives(cells))]
+
     def with_all_documents(self, *, positives: bool) -> list[Tensor]:
         """The logsumexp of each query with all hard negatives, and with the positives of other queries."""
         hard = torch.cat(self.every_hard) if self.hard else None
@@ -185,12 +226,13 @@ def _joined(filters: Sequence[Filter]) -> Exclusions | None:
     return Exclusions(tuple(filters)) if filters else None
 
 
-def _thresholds(queries: Tensor, positives: Tensor, margin: Margin) -> Above:
+def thresholds_of(queries: Tensor, positives: Tensor, margin: Margin) -> Above:
     """What similarities of each row are compared with, for a margin above that of its positive."""
     a, b = (x.detach().to(loss_dtype(x)) for x in (queries, positives))
     norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
     similar, width = scores(a, b, 1.0), queries.shape[1]
-    return Above(threshold_of(similar, norms, width, margin.margin, margin.strategy))
+    thresholds = threshold_of(similar, norms, width, margin.margin, margin.strategy)
+    return Above(thresholds, margin.spare_own_negatives)
 
 
 def two_views(call: Arguments, z1: Tensor, z2: Tensor) -> PairScores:

@@ -105,7 +105,9 @@ def _engine_of(
 def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
     """What rows or columns give dL/dS."""
     # One that has no other cells has no weight either, and minus infinity would make it NaN.
-    return ClipSide(logsumexp.masked_fill(logsumexp == -torch.inf, 0), weights.to(logsumexp.dtype))
+    return ClipSide(
+        logsumexp.masked_fill(logsumexp == -torch.inf, 0), weights.to(logsumexp.dtype).contiguous()
+    )
 
 
 class _PairedSums(torch.autograd.Function):

@@ -9,16 +9,18 @@ from typing import Annotated, Any, get_args
 import torch
 from torch import Tensor
 
-from fastqt.arguments import Argument, Known, NotNegative, Rows, Scale
+from fastqt.arguments import Argument, Known, NotNegative, Rows, Scale, exclusions_of
 from fastqt.checks import FLOAT32_MAX, check_option, shown
 from fastqt.distributed.group import GroupLike
-from fastqt.exclusions import Exclusions, Margin, OfIds, Same
+from fastqt.exclusions import ExcludeLike, Exclusions, Margin, OfIds, Padding, Same
 from fastqt.functional import contrastive_loss
+from fastqt.functional.fitting import fit_padding
 from fastqt.loss import Arguments, loss
 from fastqt.losses.clip import clip_loss
 from fastqt.losses.common import joined_loss, row_numbers
+from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss
-from fastqt.losses.pair_scores import PairExclude, PairScores, with_hard_negatives
+from fastqt.losses.pair_scores import PairScores, with_hard_negatives
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Direction, HardnessMode, Memory, PartitionMode, Reduction
 from fastqt.problem import loss_dtype, unit_rows
@@ -53,6 +55,8 @@ def _directions(name: str, value: Any, known: Known) -> tuple[Direction, ...]:
 
 Documents = Annotated[Tensor | Sequence[Tensor], Argument(rows="rows", matrices=_matrices)]
 Directions = Annotated[Sequence[Direction], Argument(_directions)]
+QueryNegatives = Annotated[Tensor | None, Argument(rows="rows")]
+Exclude = Annotated[ExcludeLike | None, exclusions_of(Margin, OfIds, Padding)]
 
 
 def _fit(
@@ -61,8 +65,14 @@ def _fit(
     hardness_mode: HardnessMode | None,
     hardness_strength: float,
     scale: float | Tensor,
+    tau_plus: float | Tensor,
+    exclude: Exclusions | None,
+    row_negatives: Tensor | None,
     known: Known,
 ) -> None:
+    fit_padding(exclude, row_negatives)
+    if hardness_strength and is_debiased(tau_plus):
+        raise ValueError("tau_plus: want 0 with a hardness_strength")
     without = [name for name in directions if name in WITHOUT_POSITIVES]
     if partition_mode == "per_direction" and without:
         raise ValueError(
@@ -79,19 +89,21 @@ def _fit(
         )
 
 
-@loss("MultipleNegativesRankingLoss", check=_fit, sums_prefixes=False)
+@loss("MultipleNegativesRankingLoss", check=(_fit, fit_prior), sums_prefixes=False)
 def multiple_negatives_ranking_loss(
     call: Arguments,
     queries: Rows,
     documents: Documents,
     *,
+    row_negatives: QueryNegatives = None,
     scale: Scale = 20.0,
     normalize: bool = True,
     directions: Directions = ("query_to_doc",),
     partition_mode: PartitionMode = "joint",
     hardness_mode: HardnessMode | None = None,
     hardness_strength: NotNegative = 0.0,
-    exclude: PairExclude = None,
+    tau_plus: Prior = 0.0,
+    exclude: Exclude = None,
     matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
     memory: Memory = "fast",
@@ -115,6 +127,7 @@ def multiple_negatives_ranking_loss(
         queries: (N, D) floating point.
         documents: (N, D), a positive for each query, or a sequence of such matrices: the positives, and then
             one or more hard negatives for each query.
+        row_negatives: (N, D) or (N, K, D) hard negatives that are candidates of their own query alone.
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         normalize: score by cosine; otherwise by inner product.
         directions: which scores there are; "query_to_doc" has to be one of them.
@@ -125,9 +138,12 @@ def multiple_negatives_ranking_loss(
             through which no gradient flows: those of "in_batch_negatives", which are documents of other
             queries, of "hard_negatives", which are the query's own, or of "all_negatives".
         hardness_strength: a number >= 0, often from 5 to 9.
+        tau_plus: the share of the negatives of a softmax that are expected to be positives, as of
+            `info_nce_loss`.
         exclude: a margin and filters by ids, as of `contrastive_loss`, in all directions. With a margin the
             similarities of row i are compared with that of query i and its positive, those of hard negatives
             too. Ids are those of queries and of positives, and a hard negative is in the part of its query.
+            `fastqt.Padding` says which row negatives there are not.
             Directions are then computed apart, in twice the time.
         reduction: "mean" over all rows, "sum", or "none".
         matryoshka: as of `contrastive_loss`. A joint softmax with several directions, and one with a
@@ -165,9 +181,12 @@ def multiple_negatives_ranking_loss(
 
     def of_prefix(dim: int | None) -> Tensor:
         rows = [x[:, :dim] for x in (queries, positives, *hard_negatives)]
-        rows = [unit_rows(x) for x in rows] if normalize else rows
+        alone = None if row_negatives is None else row_negatives[..., :dim]
+        if normalize:
+            rows = [unit_rows(x) for x in rows]
+            alone = None if alone is None else unit_rows(alone)
         with call.batch.leaving_word():
-            losses = _losses(PairScores(call, rows[0], rows[1], rows[2:]), call.values)
+            losses = _losses(PairScores(call, rows[0], rows[1], rows[2:], alone), call.values)
         return call.batch.reduced(losses, reduction).to(loss_dtype(queries))
 
     return call.sum_over_prefixes(of_prefix)
@@ -175,12 +194,26 @@ def multiple_negatives_ranking_loss(
 
 def _losses(pairs: PairScores, values: Mapping[str, Any]) -> Tensor:
     """The loss of each row, (n,): its positive in a softmax over the cells of all directions, or of each."""
+    positive, softmaxes = _positive_and_softmaxes(pairs, values)
+    if is_debiased(values["tau_plus"]):
+        with torch.no_grad():
+            _, counts = _positive_and_softmaxes(pairs.of_nothing(), values)
+        both = zip(softmaxes, counts, strict=True)
+        softmaxes = [[pairs.true_negatives(positive, others, of_count)] for others, of_count in both]
+    # The score of query and positive is in each direction that has both.
+    is_twice = values["partition_mode"] == "joint" and "doc_to_query" in values["directions"]
+    losses = [joined_loss(positive, others, copies=2 if is_twice else 1) for others in softmaxes]
+    return losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
+
+
+def _positive_and_softmaxes(
+    pairs: PairScores, values: Mapping[str, Any]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """The score of each positive, (n,), and of each softmax the logsumexps of all its other cells."""
     positive, cells = _positive_and_others(pairs, values)
     if values["partition_mode"] == "per_direction":
-        return torch.stack([joined_loss(positive, of_direction) for of_direction in cells.values()]).mean(0)
-    every = [x for of_direction in cells.values() for x in of_direction]
-    # The score of query and positive is in each direction that has both.
-    return joined_loss(positive, every, copies=2 if "doc_to_query" in cells else 1)
+        return positive, list(cells.values())
+    return positive, [[x for of_direction in cells.values() for x in of_direction]]
 
 
 def _positive_and_others(
@@ -220,15 +253,17 @@ def _to_documents(pairs: PairScores, values: Mapping[str, Any], *, positives: bo
     strength, mode = values["hardness_strength"], _hardness(values)
     in_batch = strength if mode in ("in_batch_negatives", "all_negatives") else 0.0
     hard = strength if mode in ("hard_negatives", "all_negatives") else 0.0
+    alone = _hardened(pairs, hard, PairScores.with_alone)
     # A row's own negatives are like those of other queries, unless something tells them apart.
     if in_batch == hard and not pairs.ids and not pairs.spares_hard:
-        return _hardened(pairs, hard, lambda raised: raised.with_all_documents(positives=positives))
+        every = _hardened(pairs, hard, lambda raised: raised.with_all_documents(positives=positives))
+        return every + alone
 
     def of_others(raised: PairScores) -> list[Tensor]:
         to_positives = [raised.others("query", "document")] if positives else []
         return to_positives + raised.with_hard("query")
 
-    return _hardened(pairs, in_batch, of_others) + _hardened(pairs, hard, PairScores.with_own_hard)
+    return _hardened(pairs, in_batch, of_others) + _hardened(pairs, hard, PairScores.with_own_hard) + alone
 
 
 def _as_one_loss(
@@ -250,12 +285,20 @@ def _as_one_loss(
     exclude = with_hard_negatives(exclude, len(queries), negatives, repeated="all")
     if directions == ("query_to_doc",):
         return call.to(
-            info_nce_loss, rows, queries=queries, candidates=positives, negatives=negatives, exclude=exclude
+            info_nce_loss,
+            rows,
+            queries=queries,
+            candidates=positives,
+            negatives=negatives,
+            row_negatives=values["row_negatives"],
+            exclude=exclude,
         )
-    if values["partition_mode"] == "per_direction" and negatives is None and exclude is None:
+    has_hard = negatives is not None or values["row_negatives"] is not None
+    if values["partition_mode"] == "per_direction" and not has_hard and exclude is None:
         return call.to(clip_loss, a=queries, b=positives)
     of_ids = exclude is not None and exclude.of(OfIds) is not None
-    if directions == ("query_to_doc", "query_to_query") and not of_ids and call.batch.is_of_process:
+    one_softmax = not of_ids and not is_debiased(values["tau_plus"]) and call.batch.is_of_process
+    if directions == ("query_to_doc", "query_to_query") and one_softmax:
         # A query leaves its own softmax as one of its id, in which its positive stays as a target.
         ids = row_numbers(len(queries), queries.device)
         return call.to(
@@ -265,6 +308,7 @@ def _as_one_loss(
             targets=Pairs(),
             diagonal="keep",
             negatives=negatives,
+            row_negatives=values["row_negatives"],
             exclude=Exclusions((Same(ids, torch.cat([ids, ids])), *(exclude.filters if exclude else ()))),
         )
     return None

@@ -12,6 +12,7 @@ from fastqt.distributed.group import GroupLike
 from fastqt.exclusions import Margin
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
+from fastqt.losses.debiasing import Prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss
 from fastqt.losses.pair_scores import PairExclude, PairScores, with_hard_negatives
 from fastqt.matryoshka import MatryoshkaLike
@@ -47,6 +48,7 @@ def simcse_loss(
     *,
     scale: Scale = 20.0,
     hard_negative_weight: float = 0.0,
+    tau_plus: Prior = 0.0,
     exclude: PairExclude = None,
     matryoshka: MatryoshkaLike | None = None,
     reduction: Reduction = "mean",
@@ -63,6 +65,7 @@ def simcse_loss(
         scale: 1 / temperature.
         hard_negative_weight: added to the scores of a sentence with its own hard negatives. A weight other
             than 0 takes 4 (1 + K) matrix products of N x N x D in place of 3 (1 + K).
+        tau_plus: as of `info_nce_loss`; the negatives are those with their weights.
         exclude: a margin and filters by ids, as of `contrastive_loss`. A margin is of second views and of
             hard negatives, these without their weight; ids are those of second views, and a hard negative is
             in the part of its sentence.
@@ -113,8 +116,17 @@ def _weighted(call: Arguments, z1: Tensor, z2: Tensor, z3: Tensor) -> Tensor:
     leaves = queries, pairs.every("document"), *pairs.every_hard, values["scale"]
 
     def losses(part: str) -> Tensor:
-        cells = [pairs.others("query", "document"), *pairs.with_hard("query")]
-        cells += [x + values["hard_negative_weight"] for x in pairs.with_own_hard()]
-        return reduce(joined_loss(pairs.positive, cells), part)
+        others = _cells(pairs, values["hard_negative_weight"])
+        if is_debiased(values["tau_plus"]):
+            with torch.no_grad():
+                log_counts = _cells(pairs.of_nothing(), 0.0)
+            others = [pairs.true_negatives(pairs.positive, others, log_counts)]
+        return reduce(joined_loss(pairs.positive, others), part)
 
     return call.batch.loss(values["reduction"], leaves, losses)
+
+
+def _cells(pairs: PairScores, weight: float) -> list[Tensor]:
+    """The logsumexps of each sentence with all but its second view, (n,) each."""
+    cells = [pairs.others("query", "document"), *pairs.with_hard("query")]
+    return cells + [x + weight for x in pairs.with_own_hard()]

@@ -137,6 +137,15 @@ LOSSES = {
     "margin-of-pairs": case(
         "info_nce_loss", "scale negatives", exclude=fastqt.Margin(-0.1), reduction="none"
     ),
+    "info-nce-rows": case(
+        "info_nce_loss", "scale negatives stacked padding", exclude=fastqt.Margin(-0.1), reduction="none"
+    ),
+    "info-nce-debiased": case("info_nce_loss", "scale negatives stacked same tau_plus"),
+    "info-nce-debiased-margin": case(
+        "info_nce_loss", "scale stacked padding", exclude=fastqt.Margin(-0.1), tau_plus=0.02, reduction="none"
+    ),
+    "clip-debiased": case("clip_loss", "scale tau_plus", reduction="none"),
+    "simcse-debiased": case("simcse_loss", "scale z3", hard_negative_weight=0.4, tau_plus=0.02),
     "info-nce-label-smoothing": case("info_nce_loss", "scale negatives", label_smoothing=0.2),
     "clip-rows": case("clip_loss", "scale", reduction="none", normalize=False),
     "clip-sum": case("clip_loss", "scale", reduction="sum", memory="low"),
@@ -161,6 +170,17 @@ LOSSES = {
     "ranking-all": case(RANKING, "scale hard", directions=DIRECTIONS, reduction="none"),
     "ranking-margin": case(
         RANKING, "scale hard", directions=DIRECTIONS, exclude=fastqt.Margin(0.05), reduction="sum"
+    ),
+    "ranking-rows": case(
+        RANKING,
+        "scale hard stacked padding same",
+        directions=DIRECTIONS,
+        exclude=fastqt.Margin(0.05),
+        hardness_mode="hard_negatives",
+        hardness_strength=2.0,
+    ),
+    "ranking-debiased": case(
+        RANKING, "scale hard stacked padding same tau_plus", directions=DIRECTIONS, reduction="none"
     ),
     "ranking-each": case(
         RANKING, "scale hard", directions=DIRECTIONS[::2], partition_mode="per_direction", normalize=False

@@ -19,6 +19,7 @@ from tests.shared.every_loss import (
     N,
     cosines,
     dcl,
+    debiased,
     guided,
     own,
     pairs,
@@ -103,6 +104,18 @@ FORMULAS = EVERY_LOSS | {
             20 * cosines(queries, torch.cat([candidates, negatives]))
         ),
         {"label_smoothing": 0.1},
+    ),
+    "simcse_loss, debiased": Loss(
+        fastqt.simcse_loss,
+        with_numbers(pairs("z1", "z2"), scale=5.0),
+        lambda z1, z2, scale: debiased(z1, z2, 0.02, scale),
+        {"tau_plus": 0.02},
+    ),
+    "clip_loss, debiased": Loss(
+        fastqt.clip_loss,
+        with_numbers(pairs("a", "b"), scale=5.0),
+        lambda a, b, scale: (debiased(a, b, 0.01, scale) + debiased(b, a, 0.01, scale)) / 2,
+        {"tau_plus": 0.01},
     ),
     "clip_loss, smoothing": Loss(
         fastqt.clip_loss,

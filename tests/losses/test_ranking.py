@@ -225,7 +225,7 @@ REFUSED = [
     (
         {"exclude": fastqt.Above(X[:, 0]), "directions": ALL["directions"]},
         ValueError,
-        "exclude: this loss takes Margin, Same or Within, got Above",
+        "exclude: this loss takes Margin, Same, Within or Padding, got Above",
     ),
     (
         {"hardness_strength": 1e308, "hardness_mode": "all_negatives"},

@@ -201,6 +201,62 @@ def info_nce_with_margin(queries: Tensor, candidates: Tensor, negatives: Tensor)
     return F.cross_entropy((20 * similar).masked_fill(above, -math.inf), pairs)
 
 
+def with_rows(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Pairs with up to L negatives of each query alone; padding holds numbers, too."""
+    found = pairs("queries", "candidates")(n, generator, converged)
+    padding = torch.arange(L) >= torch.randint(L + 1, (n, 1), generator=generator)
+    padding[-1:] = False
+    return found | {"row_negatives": torch.randn(n, L, D, generator=generator), "is_padding": padding}
+
+
+def of_rows(queries: Tensor, row_negatives: Tensor) -> Tensor:
+    """The cosines of queries with their own rows, (N, K)."""
+    return torch.einsum("nd,nkd->nk", F.normalize(queries, dim=1), F.normalize(row_negatives, dim=2))
+
+
+def call_padded(
+    queries: Tensor, candidates: Tensor, row_negatives: Tensor, is_padding: Tensor, **options: Any
+) -> Tensor:
+    padding = fastqt.Padding(is_padding)
+    return fastqt.info_nce_loss(queries, candidates, row_negatives=row_negatives, exclude=padding, **options)
+
+
+def padded(queries: Tensor, candidates: Tensor, row_negatives: Tensor, is_padding: Tensor) -> Tensor:
+    alone = of_rows(queries, row_negatives).masked_fill(is_padding, -math.inf)
+    return F.cross_entropy(20 * torch.cat([cosines(queries, candidates), alone], 1), own(queries))
+
+
+def debiased(queries: Tensor, candidates: Tensor, tau_plus: float, scale: float | Tensor = 20.0) -> Tensor:
+    scores = scale * cosines(queries, candidates)
+    positive, count = scores.diagonal(), len(scores) - 1
+    R = scores.masked_fill(torch.eye(len(scores), dtype=torch.bool), -math.inf).exp().sum(1)
+    G = (R - tau_plus * count * positive.exp()) / (1 - tau_plus)
+    G = torch.maximum(G, count * torch.exp(-torch.as_tensor(scale)).to(G))
+    return torch.log1p(G / positive.exp())
+
+
+def call_qwen(queries: Tensor, candidates: Tensor, row_negatives: Tensor, is_padding: Tensor) -> Tensor:
+    texts = fastqt.Same(own(queries) // 3)
+    return fastqt.multiple_negatives_ranking_loss(
+        queries,
+        candidates,
+        row_negatives=row_negatives,
+        directions=("query_to_doc", "query_to_query", "doc_to_doc"),
+        exclude=[fastqt.Margin(MARGIN), texts, fastqt.Padding(is_padding)],
+    )
+
+
+def qwen(queries: Tensor, candidates: Tensor, row_negatives: Tensor, is_padding: Tensor) -> Tensor:
+    """Equation 1 of Qwen3-Embedding's report, of which equation 2 has the factors."""
+    pair = cosines(queries, candidates).diagonal()[:, None]
+    texts, itself = own(queries) // 3, torch.eye(len(queries), dtype=torch.bool)
+    same = (texts[:, None] == texts) | itself
+    blocks = [(cosines(queries, queries), same), (cosines(candidates, candidates), same)]
+    blocks += [(cosines(queries, candidates), same), (of_rows(queries, row_negatives), is_padding)]
+    cells = [x.masked_fill(leaves | (x > pair + MARGIN), -math.inf) for x, leaves in blocks]
+    return F.cross_entropy(20 * torch.cat([pair, *cells], 1), torch.zeros(len(queries)).long())
+
+
 def mixcse(z1: Tensor, z2: Tensor) -> Tensor:
     second = F.normalize(z2, dim=1).detach()
     mixtures = F.normalize(0.2 * second + 0.8 * second.roll(-1, 0), dim=1)
@@ -521,6 +577,14 @@ EVERY_LOSS = {
         info_nce_with_margin,
         {"exclude": fastqt.Margin(MARGIN)},
     ),
+    "info_nce_loss, rows": Loss(call_padded, with_rows, padded),
+    "info_nce_loss, debiased": Loss(
+        fastqt.info_nce_loss,
+        with_numbers(QC, scale=5.0),
+        lambda queries, candidates, scale: debiased(queries, candidates, 0.02, scale),
+        {"tau_plus": 0.02},
+    ),
+    "multiple_negatives_ranking_loss, Qwen3": Loss(call_qwen, with_rows, qwen),
     "simcse_loss": Loss(fastqt.simcse_loss, pairs("z1", "z2", "z3"), lambda z1, z2, z3: info_nce(z1, z2, z3)),
     "multiple_negatives_ranking_loss": Loss(
         fastqt.multiple_negatives_ranking_loss,

@@ -52,7 +52,7 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "scale": lambda: [3.0, torch.tensor(2.5, dtype=torch.float64)],
     "targets": lambda: [torch.arange(N).roll(2), fastqt.Window(2), fastqt.smoothed(fastqt.Window(), 0.1)],
     "sigma": lambda: [0.5],
-    "tau_plus": lambda: [0.02],
+    "tau_plus": lambda: [0.02, torch.linspace(0.01, 0.05, N, dtype=torch.float64)],
     "teacher_candidates": lambda: [rows(N, D + 3, seed=11)],
     "z3": lambda: [None, rows(N, D, seed=13)],
 }
@@ -90,6 +90,7 @@ def filters(name: str) -> dict[str, Any]:
         },
         "Guide": fastqt.Guide(rows(N, 3, seed=7), rows(N, 3, seed=8)),
         "Above": fastqt.Above(rows(N, seed=12) - 1),
+        "Padding": fastqt.Padding(torch.arange(2) < torch.arange(N)[:, None] % 3),
         "mask": torch.eye(N, M).roll(2, 0).bool(),
         "Same twice": [fastqt.Same(ids % 4, columns % 4), fastqt.Same(ids % 3, columns % 3)],
         "Same and Within": [fastqt.Same(ids % 2, columns % 2), fastqt.Within(ids // 4, columns // 4)],

@@ -10,6 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import torch
+
 from fastqt import exclusions, matryoshka, nn, options
 from fastqt.distributed import group
 from fastqt.nn import losses
@@ -55,6 +57,7 @@ def _imports() -> str:
     for module in MODULES:
         places = [
             collections.abc,
+            torch,
             group,
             options,
             exclusions,

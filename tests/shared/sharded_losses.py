@@ -121,6 +121,12 @@ class Batch:
         elif name == "stacked":
             self.leaves["row_negatives"] = draw(N, 3, WIDTH)
             self.counts["row_negatives"] = case.counts
+        elif name == "padding":
+            self.fixed["padding"] = torch.arange(3) < integers(4, N, 1)
+            self.counts["padding"] = case.counts
+        elif name == "tau_plus":
+            self.fixed[name] = torch.rand(N, generator=generator, dtype=torch.float64) / 50
+            self.counts[name] = case.counts
         elif name in ("row_scores", "several_row_scores"):
             self.leaves["row_scores"] = draw(N) if name == "row_scores" else draw(N, 2)
             self.counts["row_scores"] = case.counts
@@ -205,6 +211,7 @@ class Batch:
             )
         exclude = [kind(**{name: own(OF_IDS[name], x) for name, x in ids.items()}) for kind, ids in self.ids]
         exclude += [fixed.pop("mask")] if "mask" in fixed else []
+        exclude += [fastqt.Padding(fixed.pop("padding"))] if "padding" in fixed else []
         exclude += [options.pop("exclude")] if "exclude" in options else []
         if self.guide:
             rows = {name: own(name, x) for name, x in self.guide.items()}

@@ -24,6 +24,7 @@ from fastqt.options import PartitionMode
 from fastqt.options import Reduction
 from fastqt.options import Similarity
 from fastqt.options import TargetReduction
+from torch import Tensor
 
 class AnglELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -40,10 +41,10 @@ class BinaryWindowLoss(Loss):
 
 class CLIPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 14.285714285714285, learn_scale: bool = True,
-        max_scale: float | None = 100.0, normalize: bool = True, label_smoothing: float = 0.0,
-        exclude: ExcludeLike | None = None, matryoshka: MatryoshkaLike | None = None,
-        reduction: Reduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        max_scale: float | None = 100.0, normalize: bool = True, tau_plus: float | Tensor = 0.0,
+        label_smoothing: float = 0.0, exclude: ExcludeLike | None = None,
+        matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
+        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class ContrastiveLoss(ScaledLoss):
     def __init__(self, *, context_size: int | None = None, diagonal: DiagonalMode = "zero",
@@ -94,15 +95,15 @@ class GlossPositionalLoss(Loss):
 
 class HCLLoss(ScaledLoss):
     def __init__(self, *, scale: float = 2.0, learn_scale: bool = False, max_scale: float | None = None,
-        beta: float = 1.0, tau_plus: float = 0.1, reduction: Reduction = "mean", memory: Memory = "fast",
-        backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+        beta: float = 1.0, tau_plus: float | Tensor = 0.1, reduction: Reduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class InfoNCELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        normalize: bool = True, label_smoothing: float = 0.0, exclude: ExcludeLike | None = None,
-        similarity: Similarity = "dot", matryoshka: MatryoshkaLike | None = None,
-        reduction: TargetReduction = "mean", memory: Memory = "fast", backend: Backend | None = None,
-        group: GroupLike | None = None) -> None: ...
+        normalize: bool = True, tau_plus: float | Tensor = 0.0, label_smoothing: float = 0.0,
+        exclude: ExcludeLike | None = None, similarity: Similarity = "dot",
+        matryoshka: MatryoshkaLike | None = None, reduction: TargetReduction = "mean",
+        memory: Memory = "fast", backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
 class LSEPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
@@ -128,7 +129,7 @@ class MultipleNegativesRankingLoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint", hardness_mode: HardnessMode | None = None,
-        hardness_strength: float = 0.0, exclude: ExcludeLike | None = None,
+        hardness_strength: float = 0.0, tau_plus: float | Tensor = 0.0, exclude: ExcludeLike | None = None,
         matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
         backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
@@ -157,7 +158,7 @@ class SigmoidLoss(ScaledLoss):
 
 class SimCSELoss(ScaledLoss):
     def __init__(self, *, scale: float = 20.0, learn_scale: bool = False, max_scale: float | None = None,
-        hard_negative_weight: float = 0.0, exclude: ExcludeLike | None = None,
+        hard_negative_weight: float = 0.0, tau_plus: float | Tensor = 0.0, exclude: ExcludeLike | None = None,
         matryoshka: MatryoshkaLike | None = None, reduction: Reduction = "mean", memory: Memory = "fast",
         backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
 
@@ -178,6 +179,7 @@ class SimCSEOptions(TypedDict, total=False):
     learn_scale: bool
     max_scale: float | None
     hard_negative_weight: float
+    tau_plus: float | Tensor
     exclude: ExcludeLike | None
     matryoshka: MatryoshkaLike | None
     reduction: Reduction
