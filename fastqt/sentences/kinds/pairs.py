@@ -46,6 +46,17 @@ class PairsOptions(ScaleOptions):
     matryoshka_weights: tuple[float, ...] | None = option(
         None, "weight of the loss of each of them (default: 1)", at_least=1e-6, below=1e38
     )
+    hard_negatives: Literal["shared", "alone"] = option(
+        "shared",
+        "hard negatives of the rows are candidates of all queries of the batch (shared), or of their own query "
+        "alone",
+    )
+    tau_plus: float = option(
+        0.0,
+        "share of the negatives that are expected to be positives, in the loss of ranking",
+        at_least=0,
+        below=1,
+    )
     false_negative_margin: float | None = option(
         None,
         "a document whose cosine is so much above that of the positive leaves the loss of ranking; 0.1 in "
@@ -101,6 +112,7 @@ class PairsOptions(ScaleOptions):
 OF_TEACHER = {"teacher", "teacher_weight", "teacher_scale"}
 OF_RANKING = {"directions", "matryoshka_dims"}
 OF_RANKING |= {"matryoshka_weights", "false_negative_margin", "margin_strategy"} | OF_TEACHER
+OF_RANKING |= {"hard_negatives", "tau_plus"}
 OF_LOSS = {
     "ranking": OF_RANKING,
     "gist": {"directions", "guide_margin", "margin_strategy"} | OF_TEACHER,
@@ -150,6 +162,10 @@ class PairsKind(Kind[PairsOptions]):
                 raise InputError(f"{name}: want {default!r} with {where}, got {value!r:.100}")
 
     def check_columns(self, config: PairsOptions, columns: int) -> None:
+        if config.hard_negatives == "alone" and columns < 3:
+            raise InputError(
+                f"hard_negatives: want 'shared' without hard negatives, got 'alone' with {columns} columns"
+            )
         if config.teacher is not None and len(config.teacher) != columns:
             raise InputError(
                 f"teacher: want a file for each of the {columns} columns of the corpus, "
@@ -216,6 +232,7 @@ def _loss(config: PairsOptions) -> Loss:
     of_ranking: dict[str, Any] = {
         "directions": config.directions or ("query_to_doc",),
         "matryoshka": config.matryoshka(),
+        "tau_plus": config.tau_plus,
     }
     if config.false_negative_margin is not None:
         of_ranking["exclude"] = Margin(config.false_negative_margin, config.margin_strategy)

@@ -52,7 +52,11 @@ class PairsObjective(OneEncoderObjective):
         module, weight = self.model.loss, self.config.distillation_weight
         options = module.function_options() | group
         if isinstance(module, MultipleNegativesRankingLoss):
-            loss = multiple_negatives_ranking_loss(queries, documents, **options)
+            positives, *negatives = documents
+            alone = None
+            if self.config.hard_negatives == "alone" and negatives:
+                alone, documents = torch.stack(negatives, 1), [positives]
+            loss = multiple_negatives_ranking_loss(queries, documents, row_negatives=alone, **options)
         elif not teacher:
             loss = multiple_negatives_ranking_loss(queries, documents, scale=module.scale, **group)
         elif isinstance(module, GISTEmbedLoss):

@@ -45,6 +45,16 @@ def ranking_loss(z, config, scale):
     return np.dot(weights, losses)
 
 
+def debiased_loss(z, scale, tau_plus):
+    """The positive among other queries' positives and the query's own hard negatives."""
+    q, p, *negatives = map(unit, z)
+    S = np.exp(scale * q @ p.T)
+    positive, count = S.diagonal(), len(q) - 1 + len(negatives)
+    R = S.sum(axis=1) - positive + sum(np.exp(scale * (q * n).sum(axis=1)) for n in negatives)
+    G = np.maximum((R - tau_plus * count * positive) / (1 - tau_plus), count * np.exp(-scale))
+    return np.log1p(G / positive).mean()
+
+
 def distilled(z, teacher, scale, teacher_scale):
     """The divergence of the softmaxes over all documents from those of the teacher."""
     (q, *d), (t, *e) = (list(map(unit, each)) for each in (z, teacher))
@@ -76,6 +86,9 @@ def guided(z, teacher, scale, margin, directions):
         (3, {"matryoshka_dims": (4, 12), "matryoshka_weights": (0.5, 2.0)}),
         (3, {"false_negative_margin": -0.1}),
         (3, {"false_negative_margin": 0.5, "margin_strategy": "relative", "directions": ALL[:2]}),
+        (4, {"hard_negatives": "alone"}),
+        (3, {"hard_negatives": "alone", "tau_plus": 0.01, "scale": 3.0}),
+        (2, {"tau_plus": 0.02, "scale": 3.0}),
         (3, {"teacher_weight": 0.5, "teacher_scale": 9.0}),
         (3, {"loss": "gist", "guide_margin": 0.2}),
         (2, {"loss": "gist", "directions": ALL[:2], "teacher_weight": 2.0}),
@@ -104,7 +117,9 @@ def test_a_step_agrees_with_the_formulas(tmp_path, columns, settings):
     weight = {"gist": 0.0, "distillation": 1.0}.get(config.loss, 1.0)
     weight = weight if config.teacher_weight is None else config.teacher_weight
     loss = 0.0
-    if config.loss == "ranking":
+    if config.tau_plus or config.hard_negatives == "alone":
+        loss = debiased_loss(z, config.scale, config.tau_plus)
+    elif config.loss == "ranking":
         loss = ranking_loss(z, config, config.scale)
     elif config.loss == "gist":
         directions = config.directions or ALL
