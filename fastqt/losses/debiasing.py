@@ -23,12 +23,13 @@ from fastqt.functional.row_cells import joined
 
 LEAST_SCALE = 1e-30  # of scores that are all 0, of cells that are compared as they are
 
+_SHARE = argument_of(ShareBelow1)
+
 
 def _check(name: str, value: Any, known: Known) -> Any:
     if not isinstance(value, Tensor):
-        check = argument_of(ShareBelow1).check
-        assert check is not None
-        return check(name, value, known)
+        assert _SHARE.check is not None
+        return _SHARE.check(name, value, known)
     check_tensor(name, value)
     if known.device is None:
         raise TypeError(f"{name}: want a number when the module is made; the function takes one for each row")
