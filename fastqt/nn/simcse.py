@@ -27,8 +27,9 @@ class SimCSE(NamedOptions):
         encoder: a sentence encoder. If it has dropout of its own, that differs between the views too.
         dropout: the probability with which a coordinate of a sentence vector is set to zero in a view.
         head: predicts masked words from the encoder's token states, for SimCSE's further term.
-        scale, learn_scale, max_scale, hard_negative_weight, tau_plus, exclude, matryoshka, reduction, memory, backend,
-            group: the options of the loss, as of `fastqt.nn.SimCSELoss`; the scale is 1 / temperature.
+        scale, learn_scale, max_scale, hard_negative_weight, tau_plus, exclude, matryoshka, reduction,
+            memory, backend, group: the options of the loss, as of `fastqt.nn.SimCSELoss`; the scale is
+            1 / temperature.
 
     Raises:
         ValueError: a dropout outside [0, 1), or an option that the loss refuses.

@@ -80,7 +80,8 @@ def test_a_wrong_option_is_refused_when_the_module_is_made(name):
             except (ValueError, TypeError) as error:
                 texts.append(str(error))
                 # A module may not hold all that a call takes, and does not know the devices of a batch.
-                same = "" if option in ("backend", "bias", "exclude", "tau_plus") else f"{re.escape(str(error))}$"
+                other = option in ("backend", "bias", "exclude", "tau_plus")
+                same = "" if other else f"{re.escape(str(error))}$"
                 with pytest.raises((ValueError, TypeError), match=f"^{same or option}"):
                     make(**wrong)
         assert texts, option

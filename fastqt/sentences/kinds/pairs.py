@@ -48,8 +48,7 @@ class PairsOptions(ScaleOptions):
     )
     hard_negatives: Literal["shared", "alone"] = option(
         "shared",
-        "hard negatives of the rows are candidates of all queries of the batch (shared), or of their own query "
-        "alone",
+        "hard negatives are candidates of all queries of the batch (shared), or of their own query alone",
     )
     tau_plus: float = option(
         0.0,
