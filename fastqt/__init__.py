@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastqt.compiling import warm_up
     from fastqt.engines import show_config
     from fastqt.exclusions import Above, Guide, Margin, Padding, Same, Within
-    from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
+    from fastqt.functional import candidate_scores, contrastive_loss, log_sum_exp, sigmoid_loss
     from fastqt.losses import (
         angle_loss,
         arcface_loss,
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         hcl_loss,
         info_nce_loss,
         lsep_loss,
+        margin_mse_loss,
         max_margin_loss,
         maxsim_loss,
         mixcse_loss,
         multiple_negatives_ranking_loss,
         negative_sampling_loss,
         ntxent_loss,
+        score_distillation_loss,
         siglip_loss,
         simcse_loss,
         similarity_distillation_loss,
@@ -66,6 +68,7 @@ __all__ = [
     "arcface_loss",
     "binary_window_loss",
     "cached_backward",
+    "candidate_scores",
     "clip_loss",
     "contrastive_loss",
     "cosent_loss",
@@ -82,6 +85,7 @@ __all__ = [
     "info_nce_loss",
     "log_sum_exp",
     "lsep_loss",
+    "margin_mse_loss",
     "max_margin_loss",
     "maxsim_loss",
     "mixcse_loss",
@@ -89,6 +93,7 @@ __all__ = [
     "negative_sampling_loss",
     "nn",
     "ntxent_loss",
+    "score_distillation_loss",
     "show_config",
     "siglip_loss",
     "sigmoid_loss",

@@ -19,6 +19,7 @@ from fastqt.functional.fitting import (
     fit_targets,
     fit_targets_of_cells,
 )
+from fastqt.functional.scores import candidate_scores as candidate_scores
 from fastqt.loss import Arguments, loss
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, DiagonalMode, Memory, Reduction, Similarity, TargetReduction

@@ -28,6 +28,7 @@ from fastqt.losses.simcse import simcse_loss
 from fastqt.losses.similarity_distillation import similarity_distillation_loss
 from fastqt.losses.spread_out import spread_out_loss
 from fastqt.losses.supcon import supcon_loss
+from fastqt.losses.teacher_scores import margin_mse_loss, score_distillation_loss
 
 __all__ = [
     "angle_loss",
@@ -46,12 +47,14 @@ __all__ = [
     "hcl_loss",
     "info_nce_loss",
     "lsep_loss",
+    "margin_mse_loss",
     "max_margin_loss",
     "maxsim_loss",
     "mixcse_loss",
     "multiple_negatives_ranking_loss",
     "negative_sampling_loss",
     "ntxent_loss",
+    "score_distillation_loss",
     "siglip_loss",
     "simcse_loss",
     "similarity_distillation_loss",

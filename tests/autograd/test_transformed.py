@@ -26,7 +26,10 @@ pytestmark = pytest.mark.usefixtures("low_memory_in_tiles")
 N, D, B = 9, 5, 3
 IDS = torch.arange(N) // 3
 # Losses whose backward pass is torch's own operations.
-OF_TORCH = ("curl_", "lsep_", "cosent_", "angle_", "spread_out_", "similarity_distillation_")
+OF_TORCH = (
+    *("curl_", "lsep_", "cosent_", "angle_", "spread_out_", "similarity_distillation_"),
+    *("score_distillation_", "margin_mse_"),
+)
 
 
 def losses(**options: str) -> dict[str, Callable[..., torch.Tensor]]:

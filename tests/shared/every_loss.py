@@ -442,6 +442,32 @@ def distillation(
     return F.kl_div(log_P, T, reduction="none").sum(1)
 
 
+def of_candidates(n: int, generator: torch.Generator, converged: bool) -> Inputs:
+    """Scores of up to K candidates of each row, whose first one is there; the others hold numbers, too."""
+    scores, teacher_scores = 3 * torch.randn(2, n, K, generator=generator)
+    mask = torch.randint(3, (n, K), generator=generator) > 0
+    mask[:, 0] = mask[-1:] = True
+    if converged:
+        scores = teacher_scores + 0.02 * scores
+    return {"scores": scores, "teacher_scores": teacher_scores, "mask": mask}
+
+
+def score_distillation(
+    scores: Tensor, teacher_scores: Tensor, mask: Tensor, scale: float | Tensor = 1.0
+) -> Tensor:
+    log_P, T = (x.masked_fill(~mask, -1e4).log_softmax(1) for x in (scale * scores, 0.7 * teacher_scores))
+    return F.kl_div(log_P, T.exp(), reduction="none").sum(1)
+
+
+def margin_mse(scores: Tensor, teacher_scores: Tensor, mask: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """Of each row's negatives, one row at a time."""
+    rows = []
+    for S, R, there in zip(scale * scores, teacher_scores, mask, strict=True):
+        negatives = there.nonzero()[1:, 0]
+        rows.append(F.mse_loss(S[0] - S[negatives], R[0] - R[negatives]) if len(negatives) else 0 * S[0])
+    return torch.stack(rows)
+
+
 def ranking(scores: Tensor, labels: Tensor) -> Tensor:
     differences = (scores[None] - scores[:, None])[labels[:, None] > labels]
     return F.softplus(differences.logsumexp(0), threshold=50)
@@ -611,6 +637,19 @@ EVERY_LOSS = {
         with_numbers(taught_pairs, scale=19.0),
         distillation,
         constant=("teacher_queries", "teacher_candidates"),
+    ),
+    "score_distillation_loss": Loss(
+        fastqt.score_distillation_loss,
+        with_numbers(of_candidates, scale=0.7),
+        score_distillation,
+        {"teacher_scale": 0.7},
+        constant=("teacher_scores",),
+    ),
+    "margin_mse_loss": Loss(
+        fastqt.margin_mse_loss,
+        with_numbers(of_candidates, scale=1.0),
+        margin_mse,
+        constant=("teacher_scores",),
     ),
     "clip_loss": Loss(fastqt.clip_loss, with_numbers(pairs("a", "b"), scale=20.0), clip),
     "siglip_loss": Loss(

@@ -42,6 +42,7 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "generator": lambda: [torch.Generator().manual_seed(1)],
     "guide_negatives": lambda: [rows(N, D, seed=9)],
     "hardness_strength": lambda: [3.0],
+    "mask": lambda: [torch.arange(4) < torch.arange(N)[:, None] % 3 + 2],
     "matryoshka": lambda: [[3, 8], fastqt.Matryoshka([8, 3], [2.0, 0.5])],
     "memory": lambda: ["low"],
     "negatives": lambda: [rows(N, D, seed=2)],

@@ -109,6 +109,10 @@ class LSEPLoss(ScaledLoss):
     def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
         group: GroupLike | None = None) -> None: ...
 
+class MarginMSELoss(ScaledLoss):
+    def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
+        reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
+
 class MaxMarginLoss(Loss):
     def __init__(self, *, margin: float = 1.0, diagonal: MarginDiagonal = "exclude",
         context_size: int | None = None, normalize: bool = False, reduction: Reduction = "mean",
@@ -141,6 +145,11 @@ class NTXentLoss(ScaledLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = False, max_scale: float | None = None,
         normalize: bool = True, reduction: Reduction = "mean", memory: Memory = "fast",
         backend: Backend | None = None, group: GroupLike | None = None) -> None: ...
+
+class ScoreDistillationLoss(ScaledLoss):
+    def __init__(self, *, scale: float = 1.0, learn_scale: bool = False, max_scale: float | None = None,
+        teacher_scale: float = 1.0, cross_entropy: bool = False, reduction: Reduction = "mean",
+        group: GroupLike | None = None) -> None: ...
 
 class SigLIPLoss(BiasedLoss):
     def __init__(self, *, scale: float = 10.0, learn_scale: bool = True, max_scale: float | None = None,
