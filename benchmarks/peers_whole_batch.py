@@ -159,6 +159,52 @@ def pairs_and_negatives(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Ten
     return scores.diagonal(len(a)).repeat(2), negatives
 
 
+def with_own_rows(N: int, learnt: bool) -> list[Tensor]:
+    """Pairs, and four hard negatives of each query alone."""
+    return [*two_views(N, learnt), torch.randn(N, 4, D, generator=torch.Generator().manual_seed(3))]
+
+
+def of_own_rows(a: Tensor, rows: Tensor) -> Tensor:
+    """The cosines of queries with their own rows, (N, K)."""
+    return torch.einsum("nd,nkd->nk", F.normalize(a, dim=1), F.normalize(rows, dim=2))
+
+
+def own_rows_of_matrix(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
+    cosines = F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+    return F.cross_entropy(20 * torch.cat([cosines, of_own_rows(a, rows)], 1), torch.arange(len(a)))
+
+
+def qwen_of_matrices(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
+    """Equations 1 and 2 of Qwen3-Embedding's report."""
+    x, y = F.normalize(a, dim=1), F.normalize(b, dim=1)
+    pairs = (x * y).sum(1, keepdim=True)
+    blocks = [
+        z.fill_diagonal_(-torch.inf).masked_fill(z > pairs + 0.1, -torch.inf)
+        for z in (x @ y.T, x @ x.T, y @ y.T)
+    ]
+    own = of_own_rows(a, rows)
+    cells = [pairs, *blocks, own.masked_fill(own > pairs + 0.1, -torch.inf)]
+    return F.cross_entropy(20 * torch.cat(cells, 1), torch.zeros(len(a), dtype=torch.long))
+
+
+def qwen(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
+    return fastqt.multiple_negatives_ranking_loss(
+        a,
+        b,
+        row_negatives=rows,
+        directions=("query_to_doc", "query_to_query", "doc_to_doc"),
+        exclude=fastqt.Margin(0.1),
+    )
+
+
+def debiased_of_matrix(a: Tensor, b: Tensor, tau_plus: float = 0.001) -> Tensor:
+    scores = 20 * F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+    pairs, count = scores.diagonal(), len(a) - 1
+    negatives = scores.masked_fill(torch.eye(len(a), dtype=torch.bool), -torch.inf).exp().sum(1)
+    estimate = (negatives - tau_plus * count * pairs.exp()) / (1 - tau_plus)
+    return torch.log1p(estimate.clamp(min=count * math.exp(-20)) / pairs.exp()).mean()
+
+
 def dcl_of_matrix(a: Tensor, b: Tensor) -> Tensor:
     pairs, negatives = pairs_and_negatives(a, b, 10.0)
     return (negatives.logsumexp(1) - pairs).mean()
@@ -253,6 +299,23 @@ CASES = (
         lambda x: fastqt.similarity_distillation_loss(x, teacher_of(x)),
     ),
     Case("distillation of softmaxes", two_views, softmaxes_of_matrices, None, softmaxes, most_rows=4096),
+    Case(
+        "InfoNCE, own negatives",
+        with_own_rows,
+        own_rows_of_matrix,
+        None,
+        lambda a, b, rows: fastqt.info_nce_loss(a, b, row_negatives=rows),
+        most_rows=4096,
+    ),
+    Case("Qwen3-Embedding", with_own_rows, qwen_of_matrices, None, qwen, most_rows=4096),
+    Case(
+        "InfoNCE, debiased",
+        two_views,
+        debiased_of_matrix,
+        None,
+        partial(fastqt.info_nce_loss, tau_plus=0.001),
+        most_rows=4096,
+    ),
     Case("DCL", two_views, dcl_of_matrix, None, fastqt.dcl_loss, most_rows=4096),
     Case(
         "HCL",

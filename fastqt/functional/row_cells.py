@@ -22,7 +22,8 @@ from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype, reduce, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced, without_autocast
 
-CHUNK_BYTES = 16 * 2**20  # of row negatives in the dtype of the computation
+# Of row negatives in the dtype of the computation. On a CPU they stay in the cache.
+CHUNK_BYTES, CPU_CHUNK_BYTES = 16 * 2**20, 2**20
 
 
 def one_cell_a_row(call: Call) -> tuple[Call, Completion | None]:
@@ -157,14 +158,13 @@ class _Similar(torch.autograd.Function):
         if torch.is_grad_enabled():  # A double backward records all rows at once.
             return (*_differentiated(ctx, inputs, upstream[0], wanted, again=True), None, None, None)
         gradients = [x.new_empty(x.shape) if want else None for x, want in zip(inputs, wanted, strict=True)]
-        for here in _chunks(*inputs):
-            with without_autocast(upstream[0]), torch.enable_grad():
-                leaves = [
-                    x[here].detach().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)
-                ]
-                found = _differentiated(ctx, leaves, upstream[0][here], wanted, again=False)
-            for to, part in zip(gradients, found, strict=True):
-                if to is not None and part is not None:
+        queries, rows = inputs
+        for here in _chunks(queries, rows):
+            read = rows[here].to(ctx.read_as).to(queries.dtype)
+            with without_autocast(queries):
+                parts = _gradients(queries[here], read, upstream[0][here], *ctx.how)
+            for to, part in zip(gradients, parts, strict=True):
+                if to is not None:
                     to[here] = part
         return (*gradients, None, None, None)
 
@@ -183,9 +183,33 @@ def _differentiated(
     return [next(gradients) if want else None for want in wanted]
 
 
+def _gradients(
+    queries: Tensor, rows: Tensor, upstream: Tensor, normalize: bool, euclidean: bool
+) -> tuple[Tensor, Tensor]:
+    """Those of `_similar` by the queries and by their rows."""
+    if euclidean:
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in (queries, rows)]
+            return torch.autograd.grad(_similar(*leaves, normalize, euclidean), leaves, upstream)
+    weights = upstream
+    if normalize:
+        exact = upstream.to(accumulation_dtype(rows.device))
+        norms = torch.linalg.vector_norm(rows, dim=2, dtype=exact.dtype)
+        exact = exact / norms.clamp(min=LEAST_NORM)
+        weights = exact.to(rows.dtype)
+    d_rows = weights[:, :, None] * queries[:, None]
+    if normalize:
+        # What points along a row at its norm changes no cosine. A shorter row is divided by a constant.
+        along = exact * (rows @ queries[:, :, None]).squeeze(2) / norms.square()
+        along = along.masked_fill(norms < LEAST_NORM, 0).to(rows.dtype)
+        d_rows.addcmul_(along[:, :, None], rows, value=-1)
+    return (weights[:, None] @ rows).squeeze(1), d_rows
+
+
 def _chunks(queries: Tensor, rows: Tensor) -> Iterator[slice]:
     """Some queries and their rows at a time."""
     N, K, D = rows.shape
-    height = max(CHUNK_BYTES // (K * D * queries.element_size()), 1)
+    chunk = CPU_CHUNK_BYTES if queries.is_cpu else CHUNK_BYTES
+    height = max(chunk // (K * D * queries.element_size()), 1)
     for start in range(0, N, height):
         yield slice(start, start + height)

@@ -60,7 +60,7 @@ def check_with(make: str, backend: str, *drawn: Any) -> int:
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"ROOM": {"cpu": (0, 0)}, "MIN_ROWS": 4, "MIN_COLUMNS": 3}.items():
             patched.setattr(filtered, name, value)
-        patched.setattr(row_cells, "CHUNK_BYTES", 200)
+        patched.setattr(row_cells, "CPU_CHUNK_BYTES", 200)
         patched.setattr(contrastive, "CHUNK_BYTES", 2000)
         patched.setattr(contrastive, "MIN_CHUNK_ROWS", 1)
         return sum(check(problem, backend) for problem in with_make(make, *drawn))

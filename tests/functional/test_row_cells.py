@@ -149,7 +149,7 @@ def test_refusals_name_the_argument(case):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nothing_as_large_as_the_row_negatives_is_allocated(dtype, normalize, similarity, monkeypatch):
     """But their gradient. They are read, normalised and subtracted from a chunk at a time."""
-    monkeypatch.setattr(lowering, "CHUNK_BYTES", 4 * 4 * 16 * 64)
+    monkeypatch.setattr(lowering, "CPU_CHUNK_BYTES", 4 * 4 * 16 * 64)
     queries, candidates = (torch.randn(256, 64, dtype=dtype) for _ in range(2))
     rows = torch.randn(256, 64, 64, dtype=dtype, requires_grad=True)
     options = {"diagonal": "keep", "row_negatives": rows, "normalize": normalize, "similarity": similarity}
