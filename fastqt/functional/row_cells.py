@@ -146,11 +146,11 @@ class _Similar(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(queries, rows)
         ctx.read_as, ctx.how = read_as, (normalize, euclidean)
-        found = queries.new_empty(rows.shape[:2])
+        similar = queries.new_empty(rows.shape[:2])
         for here in _chunks(queries, rows):
             read = rows[here].to(read_as).to(queries.dtype)
-            found[here] = _similar(queries[here], read, normalize, euclidean)
-        return found
+            similar[here] = _similar(queries[here], read, normalize, euclidean)
+        return similar
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -189,8 +189,10 @@ def _gradients(
     """Those of `_similar` by the queries and by their rows."""
     if euclidean:
         with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in (queries, rows)]
-            return torch.autograd.grad(_similar(*leaves, normalize, euclidean), leaves, upstream)
+            queries, rows = (x.detach().requires_grad_() for x in (queries, rows))
+            similar = _similar(queries, rows, normalize, euclidean)
+        d_queries, d_rows = torch.autograd.grad(similar, (queries, rows), upstream)
+        return d_queries, d_rows
     weights = upstream
     if normalize:
         exact = upstream.to(accumulation_dtype(rows.device))
