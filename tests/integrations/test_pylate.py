@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fastqt
 from fastqt.integrations.pylate import Contrastive
 from tests.shared.tolerances import FLOAT64, relative
 
@@ -53,8 +54,11 @@ def formula(model, columns, temperature, size_average):
 
 
 def compare(ours, theirs, model):
+    """Value and gradient; both may be of the same scores."""
+    of_weights = [torch.autograd.grad(x, model.weight, retain_graph=True)[0] for x in (ours, theirs)]
     found, wanted = (
-        torch.cat([x.reshape(1), torch.autograd.grad(x, model.weight)[0].flatten()]) for x in (ours, theirs)
+        torch.cat([x.detach().reshape(1), gradient.flatten()])
+        for x, gradient in zip((ours, theirs), of_weights, strict=True)
     )
     assert relative(found, wanted) < FLOAT64
 
@@ -75,6 +79,30 @@ def test_is_pylates(count, expands):
     model, features = Tokens(expands), columns(count)
     options = {"size_average": False, "temperature": 0.3}
     compare(Contrastive(model, **options)(features), losses.Contrastive(model, **options)(features), model)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize_scores": False, "size_average": False}])
+def test_scores_of_a_teacher_are_pylates(options):
+    """What docs/migrating.md has in place of PyLate's `Distillation`, of the scores that PyLate computes."""
+    losses = pytest.importorskip("pylate.losses", reason="PyLate is not installed")
+    model, (queries, _, documents, _) = Tokens(), columns(4)
+    documents = {key: x.repeat(3, 1) for key, x in documents.items()}
+    documents["input_ids"] = (documents["input_ids"] + torch.arange(15)[:, None]) % 12
+    labels = torch.randn(5, 3, dtype=torch.float64)
+    computed = []
+
+    def score(*embeddings, **masks):
+        computed.append(losses.distillation.colbert_kd_scores(*embeddings, **masks))
+        return computed[0]
+
+    theirs = losses.Distillation(model, score, **options)([queries, documents], labels)
+    (scores,) = computed
+    if options.get("normalize_scores", True):
+        low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
+        scores = (scores - low) / (high - low + 1e-8)
+    reduction = "mean" if options.get("size_average", True) else "sum"
+    ours = fastqt.score_distillation_loss(scores, labels, reduction=reduction)
+    compare(ours, theirs, model)
 
 
 def test_a_model_within_ddp_and_columns_of_other_lengths():
