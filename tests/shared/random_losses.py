@@ -204,6 +204,27 @@ def softmaxes_of_a_teacher(maker: Maker) -> Call:
     return Call(fastqt.distillation_loss, inputs, options, formula)
 
 
+def scores_of_a_teacher(function: Formula, maker: Maker) -> Call:
+    """Of each row's own candidates, some of which are not there; the first one is."""
+    K = maker.source.integer(2, 9)
+    (scores,) = maker.of_one_dtype(1, OF_ALL, D=K)
+    teacher = maker.rows(maker.choice(OF_ALL), D=K).detach()
+    there = torch.from_numpy(maker.rng.random((maker.N, K)) < maker.choice((0.3, 0.8, 1.0)))
+    there[:, 0] = True
+    inputs = {"scores": scores, "teacher_scores": teacher, "mask": there, "scale": maker.scale()}
+    options = maker.reduction()
+    if function is fastqt.margin_mse_loss:
+        return Call(function, inputs, options, every_loss.margin_mse)
+    options |= {"teacher_scale": maker.choice(SCALES), "cross_entropy": maker.flag()}
+
+    def formula(scores: Tensor, teacher_scores: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
+        scaled = scale * scores, options["teacher_scale"] * teacher_scores
+        log_P, log_T = (x.masked_fill(~mask, -1e30).log_softmax(1).masked_fill(~mask, 0) for x in scaled)
+        return (mask * log_T.exp() * ((0 if options["cross_entropy"] else log_T) - log_P)).sum(1)
+
+    return Call(function, inputs, options, formula)
+
+
 def decoupled(maker: Maker) -> Call:
     z1, z2 = maker.of_one_dtype(2, OF_ENGINES)
     inputs = {"z1": z1, "z2": z2, "scale": maker.scale()}
@@ -272,6 +293,8 @@ KINDS: dict[str, Callable[[Maker], Call]] = {
     "spread out": spread_out,
     "similarity distillation": similarities_of_a_teacher,
     "distillation": softmaxes_of_a_teacher,
+    "score distillation": partial(scores_of_a_teacher, fastqt.score_distillation_loss),
+    "margin MSE": partial(scores_of_a_teacher, fastqt.margin_mse_loss),
     "dcl": decoupled,
     "hcl": hard,
     "cosface": partial(classes_with_a_margin, fastqt.cosface_loss),
