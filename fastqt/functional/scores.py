@@ -32,8 +32,9 @@ def candidate_scores(
 ) -> Tensor:
     """The inner products, or cosines, of each query with candidates that it has alone.
 
-    No normalised copy of the candidates is made, and factors of 16 bits are multiplied and added up in
-    float32. The scores are what losses of a teacher take.
+    These are `torch.einsum("nd,nkd->nk", queries, candidates)`, or that of rows at norm 1. No normalised copy
+    of the candidates is made, and factors of 16 bits are multiplied and added up in float32. The losses of a
+    teacher's scores take them.
 
     Args:
         queries: (N, D) floating point.
@@ -55,8 +56,6 @@ def candidate_scores(
         >>> fastqt.candidate_scores(torch.eye(2), 3 * torch.eye(2).repeat(2, 1, 1), normalize=True)
         tensor([[1., 0.],
                 [0., 1.]])
-
-    Source: none; it is `torch.einsum("nd,nkd->nk", queries, candidates)`.
     """
     # As the cells that a row of a softmax has alone, whose other candidates nobody reads.
     cells = Call("log_sum_exp", NoTargets(), queries, queries, row_negatives=candidates)

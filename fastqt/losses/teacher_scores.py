@@ -144,7 +144,8 @@ def _log_softmax(
     """The logarithms of the softmax of each row over its candidates, and 0 where there is none."""
     if mask is None:
         return scores.log_softmax(1)
-    # Not minus infinity: the softmax of a row that has nothing else is NaN.
+    # Not minus infinity: of a row that has nothing else the softmax and its gradient are NaN, which torch's
+    # anomaly mode stops at, though nothing reads them.
     no_candidate = torch.finfo(scores.dtype).min / 1024
     return scores.masked_fill(~mask, no_candidate).log_softmax(1).masked_fill(~mask, 0)
 
