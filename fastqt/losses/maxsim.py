@@ -215,7 +215,7 @@ def _tokens(x: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     x = x.to(loss_dtype(x))
     if mask is not None:
         x = x.masked_fill(~mask[:, :, None], 0)
-    return F.normalize(x, dim=2) if normalize else x
+    return (F.normalize(x, dim=2) if normalize else x).contiguous()
 
 
 @dataclass
@@ -255,8 +255,6 @@ class _MaxSim(Scoring):
     def scores(self, rows: slice) -> Tensor:
         if self.kernels is not None:
             self.sums, self.places = self.kernels.maxima(rows, self.wants_places)
-            if self.places is not None:
-                self.places = self.places.T.int()
         else:
             tokens = self.p.queries[rows].flatten(0, 1)
             self.sums, self.places = _maxima(tokens, self.p, self.wants_places)
@@ -277,7 +275,12 @@ class _MaxSim(Scoring):
             # The derivatives of a row add up to 0, so a difference from the positive has the same sum.
             differences = (sums - sums.gather(1, p.positives(rows))).masked_fill_(sums.isneginf(), 0)
             self.d_scale += (d_scores * differences).sum()
-        if self.places is not None:
+        if self.places is None:
+            return
+        if self.kernels is not None:
+            weights = self.scale * d_scores
+            self.kernels.add_gradients(rows, self.places, weights, self.d_queries, self.d_candidates)
+        else:
             tokens = p.queries[rows].flatten(0, 1)
             weights = (self.scale * d_scores).to(tokens.dtype).repeat_interleave(p.queries.shape[1], 0)
             of_rows = None if self.d_queries is None else self.d_queries[rows].view(tokens.shape)

@@ -52,6 +52,9 @@ def test_integers(instruction, meant):
     [
         ("bfly.b32 d, a, 5, 31, -1", lambda lane: lane ^ 5),
         ("idx.b32 d, a, 9, 31, -1", lambda lane: 9),
+        ("up.b32 d, a, 3, 0, -1", lambda lane: lane - 3 if lane >= 3 else lane),
+        # In halves of a warp: the lanes of the second do not read those of the first.
+        ("up.b32 d, a, 3, 0x1000, -1", lambda lane: lane - 3 if lane % 16 >= 3 else lane),
     ],
 )
 def test_shuffles(how, source):

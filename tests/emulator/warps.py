@@ -47,9 +47,12 @@ class Warps:
             source = mine ^ (b & 31)
         elif how == "idx":
             source = first | (b & 31 & ~segment)
+        elif how == "up":
+            source = mine - (b & 31)
         else:
             raise NotImplementedError(f"shfl.sync.{how}")
-        inside = source <= last
+        # The clamp of "up" is the first lane that may be read.
+        inside = source >= last if how == "up" else source <= last
         source = np.where(inside, source, mine)
         in_rows = value.reshape(-1, WARP)
         taken: Array = np.take_along_axis(in_rows, source.reshape(-1, WARP), 1).reshape(-1)

@@ -20,8 +20,8 @@ ROUNDED_COSINES = {"clip, low": 4e-5}  # float16 takes embeddings that are norma
 IN_TF32 = {"TF32": 1e-4, "TF32, clip": 3e-4, "TF32, sigmoid": 5e-6}
 
 IN_RANDOM_ORDER = {
-    80: ("plain", "groups and mask, low", "cosines", "sigmoid"),
-    90: ("plain", "clip", "descriptors"),
+    80: ("plain", "groups and mask, low", "cosines", "sigmoid", "maxsim"),
+    90: ("plain", "clip", "descriptors", "maxsim"),
 }
 # Those of tests.shared.emulated_losses, which cannot be imported where Triton interprets, each on one GPU:
 # `python -m tests.shared.emulated_losses 80` runs all on one.
@@ -31,12 +31,14 @@ ALL = {
         "overflow, negatives",
         *("smoothed", "margin", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
+        *("maxsim, odd width", "maxsim, steps"),
     ),
     90: (
         *("half", "TF32", "TF32, clip", "odd width", "odd width, copied, low", "groups and mask, low"),
         *("negatives, scale", "mixed", "dense", "overflow", "sigmoid, low", "log-sum-exp", "clip"),
         "TF32, log-sum-exp",
         *("margin, cosines, low", "released MixCSE", "descriptors", "descriptors, sigmoid, low"),
+        *("maxsim", "maxsim, TF32"),
     ),
 }
 

@@ -1,13 +1,15 @@
-"""MaxSim's kernels, interpreted: which products are the largest, and where."""
+"""MaxSim's kernels, interpreted: which products are the largest, where, and the sums of these tokens."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fastqt.kernels import maxsim
+from fastqt.kernels import maxsim, maxsim_gradients
 from fastqt.kernels.maxsim import maxima, operand
+from fastqt.kernels.maxsim_gradients import add_gradients_of_documents, gradients_of_queries
 
 R, M = 37, 5  # tokens of queries, and documents
 # The tokens of documents: less than a block, a block and some, whole blocks.
@@ -87,3 +89,65 @@ def test_long_documents_have_places_of_32_bits(monkeypatch):
     _, places = maxima(torch.ones(1, 16), documents[2:], 2**15 - 1, None, None, wants_places=True)
     assert places.item() == 2**15 - 2
     assert places.dtype is torch.int16
+
+
+N, T = 4, 9  # queries and their tokens
+U = 40
+
+
+def bags(D):
+    """Places of maxima in documents, of which one has few and one has none but the first, and weights."""
+    generator = torch.Generator().manual_seed(D)
+    queries, documents = (torch.randint(-3, 4, (n, D), generator=generator).float() for n in (N * T, M * U))
+    places = torch.randint(U, (M, N * T), generator=generator).to(torch.int16)
+    places[2], places[3] = 0, places[3] % 3
+    weights = torch.randint(-3, 4, (N, M), generator=generator).float()
+    lengths = places.amax(1).int() + 1
+    lengths[2] = 0
+    return queries, documents, places, weights, lengths
+
+
+def weighted(places, weights):
+    """By how much each document's token counts for each query's token, (N T, M, U)."""
+    return F.one_hot(places.long(), U).permute(1, 0, 2) * weights.repeat_interleave(T, 0)[:, :, None]
+
+
+by_width = pytest.mark.parametrize("D", [16, 5, 140], ids=["a step", "odd", "two steps"])
+
+
+@by_width
+def test_a_query_has_the_tokens_of_its_maxima(D):
+    _, documents, places, weights, _ = bags(D)
+    gradient = torch.full((N * T, D), math.nan)
+    gradients_of_queries(documents, places, weights, gradient)
+    wanted = torch.einsum("rmu,mud->rd", weighted(places, weights), documents.view(M, U, D))
+    assert torch.equal(gradient, wanted)
+
+
+@by_width
+@pytest.mark.parametrize("has_lengths", [True, False])
+@pytest.mark.parametrize("at_once", [8, 128], ids=["several steps", "all"])
+def test_a_document_has_the_tokens_whose_maximum_it_is(D, has_lengths, at_once, monkeypatch):
+    """Added to what is there; the numbers are small integers, so that no order is seen."""
+    monkeypatch.setattr(maxsim_gradients, "MAXIMA", at_once)
+    monkeypatch.setattr(maxsim_gradients, "ROWS", 4)
+    queries, _, places, weights, lengths = bags(D)
+    gradient = torch.full((M, U, D), 2.0)
+    add_gradients_of_documents(queries, places, lengths if has_lengths else None, weights, gradient)
+    wanted = torch.einsum("rmu,rd->mud", weighted(places, weights), queries)
+    assert torch.equal(gradient, wanted + 2)
+
+
+def test_only_the_columns_of_the_gradient_are_written():
+    """What kernels read is padded to whole 16 bytes."""
+    queries, documents, places, weights, _ = bags(16)
+    of_queries, of_documents = (torch.full((n, 13), 2.0) for n in (N * T + 1, M * U + 1))
+    gradients_of_queries(documents, places, weights, of_queries[:-1])
+    add_gradients_of_documents(queries, places, None, weights, of_documents[:-1].view(M, U, 13))
+    by_weight = weighted(places, weights)
+    wanted = torch.einsum("rmu,mud->rd", by_weight, documents.view(M, U, 16))[:, :13]
+    assert torch.equal(of_queries[:-1], wanted)
+    wanted = torch.einsum("rmu,rd->mud", by_weight, queries)[..., :13]
+    assert torch.equal(of_documents[:-1].view(M, U, 13), wanted + 2)
+    assert (of_queries[-1] == 2).all()
+    assert (of_documents[-1] == 2).all()

@@ -21,6 +21,7 @@ from unittest import mock
 os.environ.pop("TRITON_INTERPRET", None)  # before anything imports fastqt.kernels
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fastqt
@@ -60,6 +61,35 @@ class Loss:
     rounded: bool = False
     copied: bool = False
     archs: tuple[int, ...] = (80, 90)
+
+
+QUERY_TOKENS, DOCUMENT_TOKENS = 5, 70
+
+
+def maxsim(
+    queries: Tensor,  # (N T, D)
+    documents: Tensor,  # (M U, D)
+    document_mask: Tensor | None = None,
+    *,
+    scale: float,
+    backend: str,
+) -> Tensor:
+    """MaxSim, by kernels or, for "reference", in plain PyTorch with all products of tokens."""
+    q, d = queries.unflatten(0, (-1, QUERY_TOKENS)), documents.unflatten(0, (-1, DOCUMENT_TOKENS))
+    if backend != "reference":
+        with mock.patch.dict(os.environ, FASTQT_BACKEND=backend):
+            return fastqt.maxsim_loss(q, d, document_mask=document_mask, scale=scale, normalize=False)
+    q, d = (x.to(ENGINES["reference"].dtype_for(None, x.dtype)) for x in (q, d))
+    of_tokens = torch.einsum("itd,jud->ijtu", q, d)
+    if document_mask is not None:
+        of_tokens = of_tokens.masked_fill(~document_mask[:, None], -torch.inf)
+    return F.cross_entropy(scale * of_tokens.amax(3).sum(2), torch.arange(len(q)))
+
+
+def some_tokens(N: int, M: int, generator: torch.Generator) -> Tensor:
+    mask = torch.rand(M // DOCUMENT_TOKENS, DOCUMENT_TOKENS, generator=generator) < 0.6
+    mask[1, 20:], mask[:, 0] = False, True
+    return mask
 
 
 def own(N: int, M: int, generator: torch.Generator) -> Tensor:
@@ -157,6 +187,18 @@ LOSSES = {
     "released MixCSE, learnt": Loss(
         fastqt.mixcse_loss, N=64, options={"form": "released", "stop_gradient": False}
     ),
+    "maxsim": Loss(maxsim, N=40, M=560, options={"scale": 0.3, "document_mask": some_tokens}),
+    "maxsim, odd width": Loss(maxsim, dtype="float16", N=40, M=560, D=75, options={"scale": 0.3}),
+    "maxsim, steps": Loss(maxsim, dtype="float32", N=40, M=560, options={"scale": 0.3}),
+    "maxsim, TF32": Loss(
+        maxsim,
+        dtype="float32",
+        N=40,
+        M=560,
+        precision="high",
+        rounded=True,
+        options={"scale": 0.3, "document_mask": some_tokens},
+    ),
     "descriptors": Loss(D=96, descriptors=True, archs=(90,), options={**KEEP, "scale": 0.2}),
     "descriptors, sigmoid, low": Loss(
         fastqt.sigmoid_loss,
@@ -167,14 +209,15 @@ LOSSES = {
     ),
 }
 
-NAMES = {fastqt.clip_loss: ("a", "b"), fastqt.mixcse_loss: ("z1", "z2")}
+NAMES = {fastqt.clip_loss: ("a", "b"), fastqt.mixcse_loss: ("z1", "z2"), maxsim: ("queries", "documents")}
+SQUARE = (fastqt.clip_loss, fastqt.mixcse_loss)
 DIFFERENTIABLE = ("scale", "bias", "row_scores")
 
 
 def embeddings(loss: Loss) -> dict[str, Tensor]:
     """Embeddings by their names, whose rows of equal index are near each other."""
     first, second = NAMES.get(loss.function, ("queries", "candidates"))
-    sizes = {first: loss.N, second: loss.M if loss.function not in NAMES else loss.N}
+    sizes = {first: loss.N, second: loss.N if loss.function in SQUARE else loss.M}
     sizes |= {"negatives": loss.K} if loss.K else {}
     sizes |= {"row_negatives": loss.N} if loss.row_negatives else {}
 
@@ -228,6 +271,8 @@ def emulate(
             mock.patch.dict(ENGINES, triton=replace(ENGINES["triton"], why_not_here=None)),
             # So that several programs repair a block of rows.
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
+            # So that tiles are those of the GPU, whose memory the tensors are not in.
+            mock.patch("fastqt.kernels.maxsim.on_gpu", return_value=True),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
             emulated(gpu, schedule, seed, loss.descriptors) as emulation,
         ):

@@ -21,8 +21,12 @@ class TokenKernels:
     def __init__(self, queries: Tensor, documents: Tensor, dtype: torch.dtype, bias: Tensor | None) -> None:
         from fastqt.kernels.maxsim import operand
 
-        self.T, (_, self.U, _) = queries.shape[1], documents.shape
+        self.T, self.U = queries.shape[1], documents.shape[1]
         self.queries, self.documents = (operand(x.flatten(0, 1), dtype) for x in (queries, documents))
+        # Sums of float32 are of tokens that no product has rounded to TF32.
+        self.summed_queries, self.summed_documents = self.queries, self.documents
+        if dtype.itemsize > 2:
+            self.summed_queries, self.summed_documents = queries.flatten(0, 1), documents.flatten(0, 1)
         self.bias, self.lengths = bias, None
         if bias is not None:
             numbers = torch.arange(1, self.U + 1, dtype=torch.int32, device=bias.device)
@@ -41,3 +45,21 @@ class TokenKernels:
         )
         sums = largest.view(len(largest), -1, self.T).sum(2, dtype=accumulation_dtype(largest.device))
         return sums.T.contiguous(), places
+
+    def add_gradients(
+        self,
+        rows: slice,
+        places: Tensor,
+        weights: Tensor,  # (n, M): the derivatives of the loss by the sums of maxima
+        d_queries: Tensor | None,  # (N, T, D) float32, of which these queries' gradients are written
+        d_documents: Tensor | None,  # (M, U, D) float32
+    ) -> None:
+        """Adds the gradients of the sums of maxima of some queries."""
+        from fastqt.kernels.maxsim_gradients import add_gradients_of_documents, gradients_of_queries
+
+        weights = weights.float().contiguous()
+        if d_queries is not None:
+            gradients_of_queries(self.summed_documents, places, weights, d_queries[rows].flatten(0, 1))
+        if d_documents is not None:
+            tokens = self.summed_queries[rows.start * self.T : rows.stop * self.T]
+            add_gradients_of_documents(tokens, places, self.lengths, weights, d_documents)
