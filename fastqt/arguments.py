@@ -216,6 +216,22 @@ def ids_of(rows: str, of: str | None = None) -> Argument:
     return Argument(check, is_given)
 
 
+def mask_of(what: str) -> Argument:
+    """A bool tensor of cells of rows, True where there is `what`; the loss compares its shape."""
+
+    def check(name: str, value: Any, known: Known) -> Any:
+        check_tensor(name, value)
+        if value.dtype is not torch.bool:
+            raise TypeError(
+                f"{name}: want dtype torch.bool (True = {what}), got {value.dtype}; convert it by bool()"
+            )
+        if value.device != known.device:
+            raise ValueError(f"{name}: want device {known.device} as {known.first}, got {value.device}")
+        return value
+
+    return Argument(check, is_given, is_local=True)
+
+
 def exclusions_of(*kinds: type[Filter]) -> Argument:
     """What leaves a loss that takes filters of these kinds."""
 

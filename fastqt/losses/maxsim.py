@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
-from fastqt.arguments import Argument, Known, Scale, exclusions_of, is_given
+from fastqt.arguments import Argument, Scale, exclusions_of, mask_of
 from fastqt.checks import check_paired, check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.batch import Batch
@@ -58,25 +58,13 @@ def _first_tokens(name: str, x: Any) -> dict[str, Tensor]:
     return {name: x[:, 0]}
 
 
-def _mask(name: str, mask: Any, known: Known) -> Tensor:
-    check_tensor(name, mask)
-    if mask.dtype is not torch.bool:
-        raise TypeError(
-            f"{name}: want dtype torch.bool (True = a token), got {mask.dtype}; convert it by bool()"
-        )
-    if mask.device != known.device:
-        raise ValueError(f"{name}: want device {known.device} as the tokens, got {mask.device}")
-    found: Tensor = mask
-    return found
-
-
 def _length(documents: Tensor) -> dict[str, int]:
     return {TOKENS: documents.shape[1]}
 
 
 Queries = Annotated[Tensor, Argument(rows="rows", matrices=_first_tokens)]
 Documents = Annotated[Tensor, Argument(rows="own", matrices=_first_tokens, counts=_length)]
-TokenMask = Annotated[Tensor | None, Argument(_mask, is_given, is_local=True)]
+TokenMask = Annotated[Tensor | None, mask_of("a token")]
 Exclude = Annotated[ExcludeLike | None, exclusions_of(OfIds, Mask)]
 
 

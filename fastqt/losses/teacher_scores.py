@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fastqt.arguments import Argument, Known, Positive, Scale, is_given
+from fastqt.arguments import Argument, Positive, Scale, mask_of
 from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_tensor, require
 from fastqt.devices import accumulation_dtype
@@ -32,20 +32,9 @@ def _as_matrix(name: str, scores: Any) -> dict[str, Tensor]:
     return {name: scores}
 
 
-def _mask(name: str, mask: Any, known: Known) -> Any:
-    check_tensor(name, mask)
-    if mask.dtype is not torch.bool:
-        raise TypeError(
-            f"{name}: want dtype torch.bool (True = a candidate), got {mask.dtype}; convert it by bool()"
-        )
-    if mask.device != known.device:
-        raise ValueError(f"{name}: want device {known.device} as the scores, got {mask.device}")
-    return mask
-
-
 Scores = Annotated[Tensor, Argument(rows="rows", matrices=_as_matrix)]
 TeacherScores = Annotated[Tensor, Argument(like="scores", matrices=_as_matrix)]
-CandidateMask = Annotated[Tensor | None, Argument(_mask, is_given, is_local=True)]
+CandidateMask = Annotated[Tensor | None, mask_of("a candidate")]
 
 
 def _fit(scores: Tensor, teacher_scores: Tensor, mask: Tensor | None) -> None:
