@@ -43,7 +43,7 @@ bench: .venv/built
 	$(BIN)/python -m pytest --benchmark --benchmark-json $(RUN) benchmarks \
 		--ignore benchmarks/bench_logistic.py \
 		--ignore benchmarks/bench_torch_engine.py --ignore benchmarks/bench_matryoshka.py \
-		--ignore benchmarks/bench_peak.py \
+		--ignore benchmarks/bench_peak.py --ignore benchmarks/bench_splade.py \
 		--ignore benchmarks/bench_false_negatives.py \
 		--ignore benchmarks/bench_distributed.py
 	$(BIN)/python -m benchmarks.render

@@ -21,6 +21,7 @@ from benchmarks import (
     peers_whole_batch,
     precision,
     predict,
+    quantization,
 )
 from benchmarks.measure.learning import (
     evaluation_table,
@@ -135,6 +136,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "precision": lambda: precision.curves_table(precision.stored()["curves"]["found"]),
         "precision speeds": lambda: precision.speeds_table(precision.stored()["speeds"]["found"]),
         "precision machine": lambda: machine(precision.stored()["speeds"]),
+        "quantization": lambda: quantization.ndcg_table(quantization.stored()["found"]),
+        "quantization machine": lambda: machine(quantization.stored()),
+        "quantization sizes": lambda: quantization.sizes_sentence(quantization.stored()["found"]),
         "bow": lambda: learning_table("quickthoughts-bow"),
         "gru training": lambda: learning_table("quickthoughts-gru"),
         "evaluation": evaluation_table,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         curl_loss,
         dcl_loss,
         distillation_loss,
+        flops_loss,
         gist_embed_loss,
         gloss_bow_loss,
         gloss_pos_loss,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     )
     from fastqt.matryoshka import Matryoshka
     from fastqt.negatives import Mixed, Noise
+    from fastqt.quantization import quantization_ranges, quantized
+    from fastqt.splade import splade_pool
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
 __all__ = [
@@ -78,6 +81,7 @@ __all__ = [
     "dcl_loss",
     "distillation_loss",
     "distributed",
+    "flops_loss",
     "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",
@@ -93,6 +97,8 @@ __all__ = [
     "negative_sampling_loss",
     "nn",
     "ntxent_loss",
+    "quantization_ranges",
+    "quantized",
     "score_distillation_loss",
     "show_config",
     "siglip_loss",
@@ -100,6 +106,7 @@ __all__ = [
     "simcse_loss",
     "similarity_distillation_loss",
     "smoothed",
+    "splade_pool",
     "spread_out_loss",
     "supcon_loss",
     "warm_up",
@@ -124,6 +131,8 @@ _HOMES = (
     "negatives",
     "exclusions",
     "matryoshka",
+    "quantization",
+    "splade",
     "engines",
     "cached",
     "compiling",

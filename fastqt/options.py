@@ -35,6 +35,9 @@ MixPartner: TypeAlias = Literal["next", "random"]
 MixBlocks: TypeAlias = Literal["both", "candidates"]
 MaskedCell: TypeAlias = Literal["zero", "exclude"]
 
+Quantization: TypeAlias = Literal["int8", "binary"]
+"""What the numbers of quantised embeddings are."""
+
 Direction: TypeAlias = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode: TypeAlias = Literal["joint", "per_direction"]
 HardnessMode: TypeAlias = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]

@@ -11,6 +11,7 @@ from fastqt.losses.cosent import angle_loss, cosent_loss
 from fastqt.losses.curl import curl_block_loss, curl_loss
 from fastqt.losses.dcl import dcl_loss
 from fastqt.losses.distillation import distillation_loss
+from fastqt.losses.flops import flops_loss
 from fastqt.losses.gist_embed import gist_embed_loss
 from fastqt.losses.gloss import gloss_bow_loss, gloss_pos_loss
 from fastqt.losses.hcl import hcl_loss
@@ -41,6 +42,7 @@ __all__ = [
     "curl_loss",
     "dcl_loss",
     "distillation_loss",
+    "flops_loss",
     "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",

@@ -24,6 +24,7 @@ from fastqt.nn.losses import (
     CURLLoss,
     DCLLoss,
     DistillationLoss,
+    FlopsLoss,
     GISTEmbedLoss,
     GlossBagOfWordsLoss,
     GlossPositionalLoss,
@@ -50,6 +51,7 @@ from fastqt.nn.queue import Queue
 from fastqt.nn.quickthoughts import CombinedQuickThoughts, QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.skip_thoughts import SkipThoughts
+from fastqt.nn.splade import SpladePool
 from fastqt.nn.transformer import Transformer
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "DCLLoss",
     "DistillationLoss",
     "Encoder",
+    "FlopsLoss",
     "GISTEmbedLoss",
     "GRUEncoder",
     "Gloss",
@@ -100,6 +103,7 @@ __all__ = [
     "SimCSELoss",
     "SimilarityDistillationLoss",
     "SkipThoughts",
+    "SpladePool",
     "SpreadOutLoss",
     "SupConLoss",
     "Transformer",

@@ -28,7 +28,7 @@ IDS = torch.arange(N) // 3
 # Losses whose backward pass is torch's own operations.
 OF_TORCH = (
     *("curl_", "lsep_", "cosent_", "angle_", "spread_out_", "similarity_distillation_"),
-    *("score_distillation_", "margin_mse_"),
+    *("score_distillation_", "margin_mse_", "flops_"),
 )
 
 

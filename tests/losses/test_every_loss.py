@@ -281,7 +281,7 @@ def shortened(inputs: dict[str, Tensor], name: str, factor: float) -> dict[str, 
 # A cosine does not depend on the lengths of rows, except of those that are divided by 1e-12.
 NOT_OF_COSINES = (
     *("contrastive_", "sigmoid_loss", "log_sum_exp", "max_margin_", "curl_", "binary_", "negative_"),
-    *("gloss_", "lsep_", "cosent_", "score_distillation_", "margin_mse_"),
+    *("gloss_", "lsep_", "cosent_", "score_distillation_", "margin_mse_", "flops_"),
     *("info_nce_loss, margin", "hcl_loss, debiased", "spread_out_loss, squares"),
 )
 OF_COSINES = [name for name in EVERY_LOSS if not name.startswith(NOT_OF_COSINES)]
@@ -328,7 +328,7 @@ def test_error_is_at_most_eagers(name, dtype, converged):
 # Losses whose backward pass is torch's own operations.
 OF_TORCH = (
     *("lsep_", "cosent_", "angle_", "spread_out_", "similarity_distillation_"),
-    *("score_distillation_", "margin_mse_"),
+    *("score_distillation_", "margin_mse_", "flops_"),
 )
 
 

@@ -37,6 +37,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "cosent": lambda a, b, **o: fastqt.cosent_loss(a, b, torch.arange(ROWS) // 2, **o),
     "spread_out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(torch.cat([a, b]), **o),
     "few spread out": lambda a, b, scale, **o: scale * fastqt.spread_out_loss(a @ b.T @ b, **o),
+    "flops": lambda a, b, scale, **o: scale * fastqt.flops_loss(torch.cat([a, b]), **o),
     "similarity distillation": lambda a, b, scale, **o: (
         scale * fastqt.similarity_distillation_loss(a + b, b, **o)
     ),
@@ -52,7 +53,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 # Those whose rows are made of both arguments, for which torch's own rules for DTensors would count.
-OF_BOTH = {"spread_out", "few spread out", "similarity distillation", "narrow distillation"}
+OF_BOTH = {"flops", "spread_out", "few spread out", "similarity distillation", "narrow distillation"}
 
 
 class Compiled(NamedTuple):

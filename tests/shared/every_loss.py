@@ -507,6 +507,10 @@ def spread_out(
     return mean_weight * others.mean().square() + second_moment_weight * second
 
 
+def flops(embeddings: Tensor) -> Tensor:
+    return embeddings.abs().mean(0).square().sum()
+
+
 def second_moment(embeddings: Tensor) -> Tensor:
     return (embeddings @ embeddings.T)[~torch.eye(len(embeddings), dtype=torch.bool)].square().mean()
 
@@ -695,6 +699,7 @@ EVERY_LOSS = {
         second_moment,
         {"mean_weight": 0.0, "hinge": False, "normalize": False},
     ),
+    "flops_loss": Loss(fastqt.flops_loss, few_directions, flops),
     "similarity_distillation_loss": Loss(
         fastqt.similarity_distillation_loss, taught, distilled, constant=("teacher_embeddings",)
     ),

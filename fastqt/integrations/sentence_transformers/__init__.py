@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MultipleNegativesRankingLoss,
         MultipleNegativesSymmetricRankingLoss,
     )
+    from fastqt.integrations.sentence_transformers.splade import pool_without_logits
     from fastqt.integrations.sentence_transformers.spread_out import GlobalOrthogonalRegularizationLoss
 
 # The library's classes that have a replacement of the same name here, and the module that holds it.
@@ -42,6 +43,9 @@ REPLACEMENTS = {
     "MultiVectorMultipleNegativesRankingLoss": "multi_vector",
     "CachedMultiVectorMultipleNegativesRankingLoss": "multi_vector",
 }
+
+# What else is in a module that imports the library.
+_FUNCTIONS = {"pool_without_logits": "splade"}
 
 __all__ = [
     "REPLACEMENTS",
@@ -61,13 +65,15 @@ __all__ = [
     "Patch",
     "SentenceTransformerLoss",
     "patch",
+    "pool_without_logits",
 ]
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error
 
     def __getattr__(name: str) -> object:
-        """Imports a replacement; Python calls this for names that the module does not hold yet."""
-        if name not in REPLACEMENTS:
+        """Imports what wants the library; Python calls this for names that the module does not hold yet."""
+        homes = REPLACEMENTS | _FUNCTIONS
+        if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         load_library("sentence_transformers")
-        return getattr(import_module(f"{__name__}.{REPLACEMENTS[name]}"), name)
+        return getattr(import_module(f"{__name__}.{homes[name]}"), name)

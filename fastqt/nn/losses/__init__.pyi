@@ -79,6 +79,9 @@ class DistillationLoss(ScaledLoss):
         teacher_scale: float = 20.0, normalize: bool = True, cross_entropy: bool = False,
         reduction: Reduction = "mean", group: GroupLike | None = None) -> None: ...
 
+class FlopsLoss(Loss):
+    def __init__(self, *, group: GroupLike | None = None) -> None: ...
+
 class GISTEmbedLoss(ScaledLoss):
     def __init__(self, *, scale: float = 100.0, learn_scale: bool = False, max_scale: float | None = None,
         margin: float = 0.0, margin_strategy: MarginStrategy = "absolute", contrast_anchors: bool = True,

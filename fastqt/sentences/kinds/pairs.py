@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastqt.errors import InputError
-from fastqt.options import Direction, MarginStrategy
+from fastqt.options import Direction, MarginStrategy, Quantization
 from fastqt.sentences.kinds.kind import Build, Kind
 from fastqt.sentences.kinds.views import ScaleOptions
 from fastqt.sentences.options.option import option, options_of, part
@@ -55,6 +55,11 @@ class PairsOptions(ScaleOptions):
         "share of the negatives that are expected to be positives, in the loss of ranking",
         at_least=0,
         below=1,
+    )
+    quantize: tuple[Quantization, ...] | None = option(
+        None,
+        "how vectors may be quantised, int8 or binary or both: the loss is the sum of that of the vectors as "
+        "they are and of those",
     )
     false_negative_margin: float | None = option(
         None,

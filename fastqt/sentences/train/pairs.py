@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.losses import distillation_loss, gist_embed_loss, multiple_negatives_ranking_loss
 from fastqt.nn import GISTEmbedLoss, MultipleNegativesRankingLoss
+from fastqt.options import Quantization
+from fastqt.quantization import quantization_ranges, quantized
 from fastqt.sentences.metrics import ranking_figures, view_figures
 from fastqt.sentences.text import Batch, Sample
 from fastqt.sentences.text.batches import ROWS_TOGETHER
@@ -43,7 +46,10 @@ class PairsObjective(OneEncoderObjective):
         """As of `Objective.loss_of`; the tensors are each column of this rank's rows, (B, D)."""
         queries, *documents = embeddings[0].chunk(self.width)
         teacher = self._of_teacher(batch, queries) if self.model.training else []
-        loss = self._loss(queries, documents, teacher, group_options(share))
+        group = group_options(share)
+        loss = self._loss(queries, documents, teacher, group)
+        for precision in self.config.quantize or ():
+            loss = loss + self._loss(*_quantized(queries, documents, precision, group), teacher, group)
         return loss, (queries, *documents)
 
     def _loss(
@@ -89,6 +95,16 @@ class PairsObjective(OneEncoderObjective):
         nobody = torch.full((len(queries),), -1, device=queries.device)  # nothing is mixed
         figures = view_figures(queries, positives, mix=0.0, partners=nobody, negatives=negatives)
         return ranking_figures(queries, [positives, *negatives]) | figures
+
+
+def _quantized(
+    queries: Tensor, documents: Sequence[Tensor], precision: Quantization, group: dict[str, Any]
+) -> tuple[Tensor, list[Tensor]]:
+    """Embeddings as they are where an index of norm 1 is quantised, by the ranges of all documents."""
+    queries, *documents = (F.normalize(x, dim=1) for x in (queries, *documents))
+    ranges = quantization_ranges(torch.cat(documents), **group) if precision == "int8" else None
+    query, *others = (quantized(x, precision, ranges) for x in (queries, *documents))
+    return query, others
 
 
 def _distilled(

@@ -164,6 +164,7 @@ def test_options_train(rows, tmp_path):
     words = ["train", rows[0], "--model", "pairs", *SIZES, "--out", str(tmp_path / "run"), "--steps", "3"]
     words += ["--directions", "query_to_doc,doc_to_query", "--matryoshka-dims", "4, 8,12"]
     words += ["--matryoshka-weights", "1,1,0.5", "--false-negative-margin", "0.1", "--learn-scale"]
+    words += ["--quantize", "int8,binary"]
     words += ["--teacher", paths[0], "--teacher", paths[1], "--teacher-weight", "0.5"]
     words += ["--precision", "bfloat16", "--schedule", "linear", "--warmup", "1", "--chunk", "10"]
     pairs = zip(*columns_of(rows[1]), strict=True)
@@ -174,6 +175,7 @@ def test_options_train(rows, tmp_path):
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["teacher"] == [*paths]
     assert config["matryoshka_dims"] == [4, 8, 12]
+    assert config["quantize"] == ["int8", "binary"]
     assert config["directions"] == ["query_to_doc", "doc_to_query"]
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     figures = {"accuracy", "mrr", "chance", "positive_cosine", "scale", "learning_rate", "dev_spearman"}
