@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from fastqt.matryoshka import Matryoshka
     from fastqt.negatives import Mixed, Noise
+    from fastqt.promises import fused
     from fastqt.quantization import quantization_ranges, quantized
     from fastqt.splade import splade_pool
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
@@ -82,6 +83,7 @@ __all__ = [
     "distillation_loss",
     "distributed",
     "flops_loss",
+    "fused",
     "gist_embed_loss",
     "gloss_bow_loss",
     "gloss_pos_loss",
@@ -136,6 +138,7 @@ _HOMES = (
     "engines",
     "cached",
     "compiling",
+    "promises",
 )
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error

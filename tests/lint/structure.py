@@ -28,9 +28,9 @@ LIMITS = {
     "group_or_none": (2, 5),
     "packs": (0, 5),
     "unbroken_bodies": (2, 39),
-    "row_scores": (10, 10),
+    "row_scores": (11, 10),
     "vague_names": (249, 0),
-    "forwarded": (40, 44),
+    "forwarded": (38, 44),
     "option_records": (2, 1),
     "checks_in_bodies": (0, 0),
 }

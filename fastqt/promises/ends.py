@@ -1,0 +1,434 @@
+"""Functions of scores that a loss of fastqt computes: cross-entropies, logsumexps, cells of pairs, maxima."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
+from fastqt.losses.common import joined_loss
+from fastqt.promises.promise import RULES, Promise, known
+from fastqt.promises.scores import Exponentials, LogProbabilities, Product, Scores, Weighted, width
+from fastqt.targets import Pairs
+
+T = Tensor
+rule = RULES.rule
+ROWS_AT_ONCE = 2**20  # cells of a walk over rows without a gradient
+
+
+class Columns(NamedTuple):
+    """Scores as the general losses take them.
+
+    Attributes:
+        options: of these losses.
+        first: where the columns of the product begin that has targets.
+        numbers: (N, k), columns that are numbers, and before which product they stand.
+    """
+
+    options: dict[str, Any]
+    first: int
+    product: Product
+    numbers: Tensor | None
+
+
+def columns_of(scores: Scores) -> Columns | None:
+    """The scores as arguments of the losses; None where they cannot have them."""
+    product, more, numbers = scores.first, [], []
+    first = sum(map(width, itertools.takewhile(lambda block: block is not product, scores.blocks)))
+    for block in scores.blocks:
+        if isinstance(block, Tensor):
+            numbers.append(block)
+        elif block is not product:
+            same = block.queries is product.queries and _equal(block.scale, product.scale)
+            if not same or not block.is_plain or not block.has_no_bias or not product.has_no_bias:
+                return None
+            more.append(block.candidates)
+
+    of_rows = torch.cat(numbers, 1) if numbers else None
+    options: dict[str, Any] = {
+        "queries": product.queries,
+        "candidates": product.candidates,
+        "scale": product.scale,
+        "bias": product.bias,
+        "exclude": product.mask,
+        "diagonal": product.diagonal,
+        "negatives": torch.cat(more) if more else None,
+    }
+    if of_rows is not None:
+        options["row_scores"] = of_rows
+    if not isinstance(product.scale, Tensor) and product.scale <= 0:
+        options |= {"queries": product.queries * product.scale, "scale": 1.0}
+    return Columns(options, first, product, of_rows)
+
+
+def _equal(a: float | Tensor, b: float | Tensor) -> bool:
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+
+def _computed(loss: Callable[..., Tensor], **options: Any) -> Any:
+    """A loss; NotImplemented where it refuses what plain PyTorch has an answer to."""
+    try:
+        value = loss(**options)
+    except (ValueError, TypeError):
+        return NotImplemented
+    RULES.taken = f"fastqt.{loss.__name__}"
+    return value
+
+
+def _with_rows(result: Tensor, scores: Scores) -> Tensor:
+    """A result that what is added to whole rows does not change, unless that is no number."""
+    return result if scores.row is None else result + 0 * scores.row.sum()
+
+
+def _like(result: Any, s: Promise, function_casts: bool = True) -> Any:
+    """A result in the dtype that plain PyTorch's has."""
+    if result is NotImplemented:
+        return result
+    in_float32 = function_casts and torch.is_autocast_enabled(s.device.type)
+    return result.to(torch.float32 if in_float32 else s.dtype)
+
+
+def _loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction: str) -> Any:
+    """The cross-entropy of rows with their target columns, without those that are ignored."""
+    columns = columns_of(scores)
+    if columns is None:
+        return NotImplemented
+    N, product, first = len(target), columns.product, columns.first
+    # Of a sum the gradients are computed beside it.
+    whole = "none" if reduction == "none" else "sum"
+    if (
+        not first
+        and len(product.candidates) >= N
+        and torch.equal(target, torch.arange(N, device=target.device))
+    ):
+        is_free = product.is_plain or (product.mask is not None and not bool(product.mask.diagonal().any()))
+        if ignore_index not in range(N) and product.diagonal == "keep" and is_free:
+            loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=whole)
+            return _finished(loss, scores, N, reduction)
+
+    ignored = target == ignore_index
+    used = target.masked_fill(ignored, first)
+    within = (used >= first) & (used < first + len(product.candidates))
+    if not bool(within.all()):
+        loss = _losses_of_numbers(scores, columns, target, ignored)
+        loss = loss if loss is NotImplemented or reduction == "none" else loss.sum()
+        return _finished(loss, scores, (~ignored).sum(), reduction)
+    used = used - first
+    if _hits(product, used, ignored):
+        return NotImplemented
+    targets = used.masked_fill(ignored, -100)
+    loss = _computed(contrastive_loss, **columns.options, targets=targets, reduction=whole)
+    return _finished(loss, scores, (~ignored).sum(), reduction)
+
+
+def _finished(loss: Any, scores: Scores, count: int | Tensor, reduction: str) -> Any:
+    if loss is NotImplemented:
+        return loss
+    loss = _with_rows(loss, scores)
+    return loss / count if reduction == "mean" else loss
+
+
+def _hits(product: Product, target: Tensor, ignored: Tensor) -> bool:
+    """Whether a target is a cell that is something else."""
+    hit = torch.zeros_like(ignored)
+    if product.mask is not None:
+        hit = hit | product.mask.gather(1, target[:, None])[:, 0]
+    if product.diagonal != "keep":
+        hit = hit | (target == torch.arange(len(target), device=target.device))
+    return bool((hit & ~ignored).any())
+
+
+def _losses_of_numbers(scores: Scores, columns: Columns, target: Tensor, ignored: Tensor) -> Any:
+    """The same for targets among the columns of numbers, which stand before all products."""
+    numbers = columns.numbers
+    is_first = all(isinstance(x, Tensor) for x in scores.blocks[: -1 if len(scores.blocks) > 1 else 1])
+    if numbers is None or columns.first != numbers.shape[1] or not is_first:
+        return NotImplemented
+    used = target.masked_fill(ignored, 0)
+    if not bool(((used >= 0) & (used < numbers.shape[1])).all()):
+        return NotImplemented
+    options = columns.options | {"row_scores": None}
+    others = _computed(log_sum_exp, **options)
+    if others is NotImplemented:
+        return others
+    is_target = F.one_hot(used, numbers.shape[1]).bool()
+    positive = numbers.gather(1, used[:, None])[:, 0].to(others.dtype)
+    rest = numbers.masked_fill(is_target, -math.inf).to(others.dtype)
+    sets = [others] if numbers.shape[1] == 1 else [others, *rest.unbind(1)]
+    return joined_loss(positive, sets).masked_fill(ignored, 0)
+
+
+def _is_index(target: Any, N: int) -> bool:
+    return type(target) is Tensor and target.dtype == torch.int64 and tuple(target.shape) == (N,)
+
+
+@rule(F.cross_entropy)
+def cross_entropy(
+    s: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    scores = known(s, Scores)
+    if (
+        scores is None
+        or weight is not None
+        or size_average is not None
+        or reduce is not None
+        or label_smoothing
+    ):
+        return NotImplemented
+    if _is_index(target, scores.shape[0]):
+        return _like(_loss_of_targets(scores, target, ignore_index, reduction), s)
+    sums = _sums_of_weights(scores, target)
+    if sums is NotImplemented or reduction == "none":
+        return _like(-sums if sums is not NotImplemented else sums, s)
+    return _like(-sums.sum() if reduction == "sum" else -sums.mean(), s)
+
+
+@rule(F.nll_loss)
+def nll_loss(
+    s: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Any:
+    log_p = known(s, LogProbabilities)
+    options_are_plain = weight is None and size_average is None and reduce is None
+    if log_p is None or not options_are_plain or not _is_index(target, log_p.shape[0]):
+        return NotImplemented
+    return _like(_loss_of_targets(log_p.scores, target, ignore_index, reduction), s, False)
+
+
+@rule(F.log_softmax, torch.log_softmax, T.log_softmax)
+def log_softmax(s: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    scores = known(s, Scores)
+    casts = dtype is not None or torch.is_autocast_enabled(s.device.type)
+    return NotImplemented if scores is None or dim not in (1, -1) or casts else LogProbabilities(scores)
+
+
+def _sums_of_weights(scores: Scores, weights: Any) -> Any:
+    """The sum of each row of weights times log-probabilities, (N,)."""
+    columns = columns_of(scores)
+    if columns is None or type(weights) is not Tensor or tuple(weights.shape) != scores.shape:
+        return NotImplemented
+    if len(scores.blocks) > 1 or weights.requires_grad or not columns.product.is_plain_but_diagonal(weights):
+        return NotImplemented
+    dense = weights.to(torch.promote_types(columns.product.queries.dtype, torch.float32))
+    if not bool((dense >= 0).all()):
+        return NotImplemented
+    divergence = _computed(contrastive_loss, **columns.options, targets=dense, reduction="none")
+    if divergence is NotImplemented:
+        return divergence
+    return _with_rows(torch.xlogy(dense, dense).sum(1) - divergence, scores)
+
+
+@rule(F.kl_div)
+def kl_div(
+    s: Any,
+    target: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Any:
+    log_p = known(s, LogProbabilities)
+    if log_p is None or size_average is not None or reduce is not None or log_target or reduction == "none":
+        return NotImplemented
+    sums = _sums_of_weights(log_p.scores, target)
+    if sums is NotImplemented:
+        return sums
+    total = (torch.xlogy(target, target).sum(1).to(sums.dtype) - sums).sum()
+    divisor = {"sum": 1, "batchmean": log_p.shape[0], "mean": math.prod(log_p.shape)}[reduction]
+    return _like(total / divisor, s, False)
+
+
+@rule(T.logsumexp, torch.logsumexp)
+def logsumexp(s: Any, dim: Any, keepdim: bool = False) -> Any:
+    scores = known(s, Scores)
+    dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+    if scores is None or dim not in (0, 1, -1, -2):
+        return NotImplemented
+    if dim in (0, -2):
+        alone = scores.alone
+        turned = None if alone is None else alone.transposed()
+        if turned is None:
+            return NotImplemented
+        scores = Scores((turned,))
+    sums = _logsumexp(scores)
+    return sums if sums is NotImplemented else _like(sums.unsqueeze(dim) if keepdim else sums, s)
+
+
+def _logsumexp(scores: Scores) -> Any:
+    columns = columns_of(scores)
+    sums = NotImplemented if columns is None else _computed(log_sum_exp, **columns.options)
+    if sums is NotImplemented or scores.row is None:
+        return sums
+    return sums + scores.row[:, 0]
+
+
+@rule(T.sum, torch.sum)
+def summed(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+    dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+    if named or dim not in (None, 1, -1):
+        return NotImplemented
+    rows = _sums_of_rows(s)
+    if rows is NotImplemented:
+        return rows
+    rows = _like(rows, s, False)
+    if dim is None:
+        return rows.sum()
+    return rows.unsqueeze(1) if keepdim else rows
+
+
+@rule(T.mean, torch.mean)
+def averaged(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+    total = summed(s, dim, keepdim, **named)
+    count = s.shape[1] if dim is not None else s.numel()
+    return total if total is NotImplemented else total / count
+
+
+def _sums_of_rows(s: Any) -> Any:
+    """The sum of each row of what follows from scores, (N,)."""
+    if (exponentials := known(s, Exponentials)) is not None:
+        sums = _logsumexp(exponentials.scores)
+        return sums if sums is NotImplemented else sums.exp()
+    if (weighted := known(s, Weighted)) is not None:
+        sums = _sums_of_weights(weighted.of.scores, weighted.weights)
+        return sums if sums is NotImplemented else weighted.sign * sums
+    return NotImplemented
+
+
+def _times(s: Any, x: Any) -> Any:
+    """Log-probabilities times weights, or exponentials times ones and zeros."""
+    s, x = (s, x) if isinstance(s, Promise) else (x, s)
+    if (weighted := known(s, Weighted)) is not None and x == -1:
+        return Weighted(weighted.weights, weighted.of, -weighted.sign)
+    if type(x) is not Tensor or tuple(x.shape) != tuple(s.shape) or x.requires_grad:
+        return _multiplied(s, x)
+    if (log_p := known(s, LogProbabilities)) is not None and x.dtype in (s.dtype, torch.bool):
+        return Weighted(x.to(s.dtype), log_p)
+    return _multiplied(s, x)
+
+
+_multiplied = RULES.of[T.mul]
+RULES.rule(T.mul, torch.mul, T.__mul__, T.__rmul__, T.multiply, torch.multiply)(_times)
+_negated, _diagonal = RULES.of[T.neg], RULES.of[T.diag]
+
+
+def _minus(s: Any) -> Any:
+    return _times(s, -1) if known(s, Weighted) is not None else _negated(s)
+
+
+RULES.rule(T.neg, torch.neg, T.__neg__, T.negative, torch.negative)(_minus)
+
+
+@rule(T.gather, torch.gather)
+def gathered(s: Any, dim: Any, index: Any, **named: Any) -> Any:
+    is_index = type(index) is Tensor and index.dtype == torch.int64 and index.dim() == 2
+    if named or dim not in (1, -1) or not is_index or len(index) != s.shape[0]:
+        return NotImplemented
+    if index.shape[1] == 1 and known(s, LogProbabilities) is not None:
+        picked = _picked(s, index[:, 0])
+        return picked if picked is NotImplemented else picked[:, None]
+    p = None if known(s, Scores) is None else known(s, Scores).alone
+    if p is None or index.shape[1] * index.shape[0] * 4 > s.numel() or not _in_range(index, s.shape[1]):
+        return NotImplemented
+    rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
+    cells = p.cells(rows, index)
+    return NotImplemented if cells is None else _like(cells, s, False)
+
+
+@rule(T.__getitem__)
+def indexed(s: Any, where: Any) -> Any:
+    """Cells of a list of rows and one of columns."""
+    if not isinstance(where, tuple) or len(where) != 2:
+        return NotImplemented
+    N, M = s.shape if len(s.shape) == 2 else (0, 0)
+    lists = [torch.as_tensor(x) if isinstance(x, list | range) else x for x in where]
+    if not N or not all(type(x) is Tensor and x.dtype == torch.int64 and x.dim() == 1 for x in lists):
+        return NotImplemented
+    rows, columns = lists
+    if len(rows) != len(columns) or not (_in_range(rows, N) and _in_range(columns, M)):
+        return NotImplemented
+    if known(s, LogProbabilities) is not None:
+        everyone = len(rows) == N and bool((rows == torch.arange(N, device=rows.device)).all())
+        return _picked(s, columns) if everyone else NotImplemented
+    p = None if known(s, Scores) is None else known(s, Scores).alone
+    cells = None if p is None else p.cells(rows, columns)
+    return NotImplemented if cells is None else _like(cells, s, False)
+
+
+def _in_range(index: Tensor, length: int) -> bool:
+    return not index.numel() or bool((index >= 0).all() and (index < length).all())
+
+
+def _picked(s: Promise, target: Tensor) -> Any:
+    """The log-probability of a column of each row."""
+    if not _in_range(target, s.shape[1]):
+        return NotImplemented
+    losses = _loss_of_targets(known(s, LogProbabilities).scores, target, -100, "none")
+    return losses if losses is NotImplemented else _like(-losses, s, False)
+
+
+@rule(T.diag, torch.diag)
+def diagonal(s: Any, *options: Any) -> Any:
+    is_square = len(s.shape) == 2 and s.shape[0] == s.shape[1]
+    if options or not is_square or known(s, LogProbabilities) is None:
+        return _diagonal(s, *options)
+    return _picked(s, torch.arange(len(s), device=s.device))
+
+
+@rule(F.binary_cross_entropy_with_logits)
+def binary_cross_entropy(
+    s: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    pos_weight: Any = None,
+) -> Any:
+    scores = known(s, Scores)
+    p = None if scores is None else scores.alone
+    plain = weight is None and size_average is None and reduce is None and pos_weight is None
+    if p is None or not plain or not p.is_plain or reduction == "none" or type(target) is not Tensor:
+        return NotImplemented
+    if tuple(target.shape) != tuple(s.shape) or target.requires_grad or not target.is_floating_point():
+        return NotImplemented
+    if not bool((target >= 0).all()):
+        return NotImplemented
+    dense = target.to(torch.promote_types(p.queries.dtype, torch.float32))
+    options = {name: getattr(p, name) for name in ("queries", "candidates", "scale", "bias")}
+    loss = _computed(sigmoid_loss, **options, targets=dense, reduction="sum")
+    if loss is NotImplemented:
+        return loss
+    return _like(loss if reduction == "sum" else loss / s.numel(), s)
+
+
+@rule(T.argmax, torch.argmax)
+def argmax(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The best column of each row, some rows at a time."""
+    scores = known(s, Scores)
+    p = None if scores is None else scores.alone
+    if p is None or dim not in (1, -1) or not p.is_plain:
+        return NotImplemented
+    best = []
+    height = max(ROWS_AT_ONCE // max(len(p.candidates), 1), 1)
+    with torch.no_grad():
+        for rows in p.queries.split(height):
+            best.append((rows @ p.candidates.T * p.scale + p.bias).argmax(1, keepdim=keepdim))
+    return torch.cat(best)

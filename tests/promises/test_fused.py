@@ -1,0 +1,353 @@
+"""A plain loss in the block has its own values and gradients, with and without cells of its score matrix."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastqt
+from tests.shared.score_programs import Program
+from tests.shared.tolerances import relative
+
+N, D = 64, 6
+ROWS, EYE = torch.arange(N), torch.eye(N, dtype=torch.bool)
+
+
+def unit(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=1)
+
+
+def simclr(z: Tensor) -> Tensor:
+    scores = (unit(z) @ unit(z).T / 0.5).masked_fill(EYE, -math.inf)
+    return F.cross_entropy(scores, (ROWS + N // 2) % N)
+
+
+def clip(a: Tensor, b: Tensor, log_scale: Tensor) -> Tensor:
+    scores = log_scale.exp() * unit(a) @ unit(b).t()
+    return (F.cross_entropy(scores, ROWS) + F.cross_entropy(scores.t(), ROWS)) / 2
+
+
+def quickthoughts(q: Tensor, c: Tensor) -> Tensor:
+    scores = torch.matmul(q, c.t())
+    scores.fill_diagonal_(0)
+    targets = ((ROWS[:, None] - ROWS).abs() == 1).to(q.dtype)
+    return F.kl_div(
+        F.log_softmax(scores, dim=1), targets / targets.sum(1, keepdim=True), reduction="batchmean"
+    )
+
+
+def moco(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
+    q, k = unit(q), unit(k)
+    positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
+    negative = torch.einsum("nc,ck->nk", q, queue.T)
+    return F.cross_entropy(torch.cat([positive, negative], 1) / 0.07, torch.zeros(N, dtype=torch.long))
+
+
+def hard_negatives(q: Tensor, c: Tensor, h: Tensor) -> Tensor:
+    q, c, h = map(unit, (q, c, h))
+    return F.cross_entropy(torch.cat([q @ c.T, q @ h.T], dim=1) / 0.05, ROWS)
+
+
+def logsumexp(q: Tensor, c: Tensor) -> Tensor:
+    scores = q @ c.T / 5
+    return (scores.logsumexp(1) - scores.diag()).mean()
+
+
+def exponentials(q: Tensor, c: Tensor) -> Tensor:
+    scores = unit(q) @ unit(c).T / 0.1
+    return (torch.log(torch.exp(scores).sum(dim=-1)) - scores.diagonal()).mean()
+
+
+def siglip(a: Tensor, b: Tensor) -> Tensor:
+    scores = unit(a) @ unit(b).T * 10 - 10
+    return F.binary_cross_entropy_with_logits(scores, torch.eye(N, dtype=a.dtype), reduction="sum") / N
+
+
+def log_probabilities(q: Tensor, c: Tensor) -> Tensor:
+    log_p = F.log_softmax(q @ c.T / 8, dim=-1)
+    return -log_p[ROWS, ROWS].mean() - torch.diag(log_p).mean() + F.nll_loss(log_p, ROWS)
+
+
+def soft_targets(q: Tensor, c: Tensor) -> Tensor:
+    targets = torch.rand(N, N, generator=torch.Generator().manual_seed(3), dtype=q.dtype).softmax(1)
+    return -(targets * (q @ c.T / 8).log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def masked(q: Tensor, c: Tensor) -> Tensor:
+    scores = q @ c.T / 8
+    scores[EYE.roll(1, 1)] = -1e9
+    return F.cross_entropy(torch.where(EYE.roll(2, 1), torch.full((), -math.inf), scores), ROWS)
+
+
+def less_the_maxima(q: Tensor, c: Tensor) -> Tensor:
+    scores = q @ c.T
+    offsets = torch.linspace(-1, 1, N, dtype=q.dtype)[:, None]
+    return F.cross_entropy(scores - offsets + offsets.T, ROWS, ignore_index=3)
+
+
+LOSSES: dict[str, tuple[Callable[..., Tensor], int]] = {
+    x.__name__: (x, count)
+    for x, count in (
+        *((simclr, 1), (clip, 3), (quickthoughts, 2), (moco, 3), (hard_negatives, 3), (logsumexp, 2)),
+        *((exponentials, 2), (siglip, 2), (log_probabilities, 2), (soft_targets, 2), (masked, 2)),
+        (less_the_maxima, 2),
+    )
+}
+each = pytest.mark.parametrize("name", LOSSES)
+
+
+def inputs(name: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    found = [torch.randn(N, D, generator=generator, dtype=dtype) for _ in range(LOSSES[name][1])]
+    if name == "clip":
+        found[2] = torch.tensor(1.7, dtype=dtype)
+    return found
+
+
+def with_gradients(loss: Callable[..., Tensor], rows: list[Tensor]) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in rows]
+    value = loss(*leaves)
+    return [value.detach(), *torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)]
+
+
+def close(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    largest = max(x.abs().max() for x in wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).abs().max() <= tolerance * largest
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many numbers of floating point the largest tensor has that a function of torch makes."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(x, Tensor) and x.is_floating_point() and "fastqt" not in str(func):
+                self.most = max(self.most, x.numel())
+        return made
+
+
+@each
+def test_a_loss_has_its_own_values_and_no_cells(name):
+    loss, _ = LOSSES[name]
+    wanted = with_gradients(loss, inputs(name))
+    with fastqt.fused(strict=True, least_cells=1) as report:
+        found = with_gradients(loss, inputs(name))
+    close(found, wanted, 1e-12)
+    assert report.fused
+    assert not report.computed
+
+
+@each
+def test_no_matrix_is_made(name):
+    """Beside the targets that a program makes itself."""
+    loss, _ = LOSSES[name]
+    with LargestTensor() as plain:
+        with_gradients(loss, inputs(name))
+    with LargestTensor() as tensors, fastqt.fused(least_cells=1):
+        with_gradients(loss, inputs(name))
+    assert plain.most >= N * N
+    assert tensors.most < N * N or name in ("quickthoughts", "siglip", "soft_targets")
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_are_those_of_the_program(name, dtype):
+    """In 16 bits it is no farther from the truth than the program."""
+    loss, _ = LOSSES[name]
+    exact = with_gradients(loss, [x.to(dtype).double() for x in inputs(name)])
+    plain = with_gradients(loss, inputs(name, dtype))
+    with fastqt.fused(least_cells=1):
+        found = with_gradients(loss, inputs(name, dtype))
+    largest = max(x.abs().max() for x in exact)
+    for a, b, wanted in zip(found, plain, exact, strict=True):
+        assert a.dtype is b.dtype
+        ours, theirs = ((x.double() - wanted).abs().max() for x in (a, b))
+        assert ours <= 2 * theirs + (1e-5 if dtype is torch.float32 else 1e-2) * largest
+
+
+def check_program(seed: int) -> bool:
+    """Whether a random program has the same results in the block; False where plain PyTorch has none."""
+    program = Program(seed)
+
+    def run() -> list[Tensor]:
+        leaves = [x.requires_grad_() for x in program.inputs(torch.float64)]
+        value = program(*leaves)
+        return [
+            value.detach(),
+            *torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True),
+        ]
+
+    try:
+        wanted = run()
+    except RuntimeError:  # a gradient of what was changed in place
+        return False
+    with fastqt.fused(least_cells=1):
+        found = run()
+    if not all(x.isfinite().all() for x in wanted):
+        return False
+    largest = max(float(x.abs().max()) for x in wanted)
+    difference = max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True))
+    assert difference <= 1e-9 * max(largest, 1e-3), (seed, program.lines)
+    return True
+
+
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 10_000), marks=pytest.mark.slow)])
+def test_random_programs(seeds):
+    assert sum(map(check_program, seeds)) > 0.75 * len(seeds)
+
+
+def test_what_has_no_rule_gets_the_programs_own_cells():
+    """To the bit, and the report says which line wanted them."""
+    q, c = torch.randn(2, N, D)
+    wanted = (q @ c.T).relu().sum()
+    with fastqt.fused(least_cells=1) as report:
+        found = (q @ c.T).relu().sum()
+    assert torch.equal(found, wanted)
+    assert (report.fused, report.computed) == (0, 1)
+    assert str(report) == f"test_fused.py:{LINE_OF_RELU}: relu wanted the score matrix, 0.0 MiB"
+
+
+LINE_OF_RELU = test_what_has_no_rule_gets_the_programs_own_cells.__code__.co_firstlineno + 5
+
+
+def test_strict_raises_where_cells_are_wanted():
+    q, c = torch.randn(2, N, D)
+    with (
+        fastqt.fused(strict=True, least_cells=1),
+        pytest.raises(RuntimeError, match="relu wants the cells"),
+    ):
+        (q @ c.T).relu()
+
+
+def test_the_report_names_what_was_fused():
+    q, c = torch.randn(2, N, D)
+    with fastqt.fused(least_cells=1) as report:
+        for _ in range(2):
+            F.cross_entropy(q @ c.T, ROWS)
+    text = str(report)
+    assert text.startswith("test_fused.py:")
+    assert text.endswith(": cross_entropy fused into fastqt.contrastive_loss, 2 times")
+
+
+def test_it_is_a_decorator():
+    q, c = inputs("logsumexp")
+    assert torch.allclose(fastqt.fused(least_cells=1)(logsumexp)(q, c), logsumexp(q, c))
+
+
+def test_a_change_in_the_block_comes_after_the_product():
+    q, c = torch.randn(2, N, D)
+    wanted = (q @ c.T).logsumexp(1)
+    with fastqt.fused(least_cells=1):
+        scores = q @ c.T
+        q.mul_(2)
+        assert relative(scores.logsumexp(1), wanted) < 1e-6
+
+
+def test_a_change_outside_is_refused():
+    q, c = torch.randn(2, N, D)
+    with fastqt.fused(least_cells=1):
+        scores = q @ c.T
+    q.mul_(2)
+    with pytest.raises(RuntimeError, match=r"changed in place outside of fastqt\.fused"):
+        scores.logsumexp(1)
+
+
+def test_a_promise_that_leaves_the_block_stays_right():
+    q, c = torch.randn(2, N, D)
+    with fastqt.fused(least_cells=1):
+        scores = q @ c.T
+    assert torch.equal(copy.deepcopy(scores), q @ c.T)
+    assert scores.tolist() == (q @ c.T).tolist()
+    assert repr(scores) == repr(q @ c.T)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return 2 * upstream
+
+
+def test_functions_of_autograd_get_cells_and_pass_gradients():
+    q, c = torch.randn(2, N, D)
+    close(
+        with_gradients(
+            fastqt.fused(least_cells=1)(lambda q, c: Doubled.apply(q @ c.T).square().sum()), [q, c]
+        ),
+        with_gradients(lambda q, c: Doubled.apply(q @ c.T).square().sum(), [q, c]),
+        1e-6,
+    )
+
+
+def test_hooks_see_the_gradient_of_the_matrix():
+    seen = []
+
+    def loss(q, c):
+        scores = q @ c.T
+        scores.register_hook(lambda gradient: seen.append(gradient.shape))
+        return F.cross_entropy(scores / 3, ROWS)
+
+    rows = inputs("logsumexp")
+    wanted = with_gradients(loss, rows)
+    close(with_gradients(fastqt.fused(least_cells=1)(loss), rows), wanted, 1e-12)
+    assert seen == [(N, N)] * 2
+
+
+def test_an_encoder_in_the_block_has_the_same_bits():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    encoder = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(16, 16))
+    texts = torch.randn(N, 5, 16)
+    wanted = encoder(texts)
+    with fastqt.fused(least_cells=1) as report:
+        found = encoder(texts)
+        F.cross_entropy(found[:, 0] @ found[:, 1].T, ROWS).backward()
+    assert torch.equal(found, wanted)
+    assert (report.fused, report.computed) == (1, 0)
+    assert all(p.grad is not None for p in encoder.parameters())
+
+
+def test_without_gradient():
+    q, c = inputs("logsumexp")
+    q.requires_grad_()
+    with fastqt.fused(least_cells=1), torch.no_grad():
+        scores = q @ c.T
+        value = scores.logsumexp(1)
+    assert not value.requires_grad
+    assert not scores.requires_grad
+    assert not (scores * 2).logsumexp(1).requires_grad
+
+
+def test_autocast_multiplies_in_16_bits():
+    q, c = (unit(x) for x in torch.randn(2, N, D))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = F.cross_entropy(q @ c.T * 20, ROWS)
+        with fastqt.fused(least_cells=1, strict=True):
+            scores = q @ c.T
+            found = F.cross_entropy(scores * 20, ROWS)
+    assert scores.dtype is torch.bfloat16
+    assert found.dtype is wanted.dtype
+    exact = F.cross_entropy(q.double() @ c.double().T * 20, ROWS)
+    assert abs(found - exact) <= abs(wanted - exact) + 1e-2
+
+
+@pytest.mark.slow
+def test_a_compiled_encoder_may_be_called_in_the_block():
+    encoder = torch.compile(torch.nn.Linear(D, D))
+    x, y = torch.randn(2, N, D)
+    wanted = F.cross_entropy(encoder(x) @ encoder(y).T, ROWS)
+    with fastqt.fused(least_cells=1) as report:
+        found = F.cross_entropy(encoder(x) @ encoder(y).T, ROWS)
+    torch.testing.assert_close(found, wanted)
+    assert report.fused == 1

@@ -1,0 +1,206 @@
+"""Random programs of functions of score matrices, in plain PyTorch."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+N, D, K = 12, 5, 3
+Variables = list[Any]
+
+
+class Program:
+    """A program that a seed determines: it makes products, changes them, and ends in a number.
+
+    Attributes:
+        lines: what it does, for a failure's message.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.lines = seed, []
+
+    def inputs(self, dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        shapes = ((N, D), (N, D), (K, D), (), (N,), (N, 1))
+        drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        drawn[3] = drawn[3].abs() + 0.5
+        return [x.to(dtype) for x in drawn]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The program's number, of the same random choices in each call."""
+        choices = random.Random(self.seed)
+        self.lines = []
+        a, b, more, temperature, bias, row = inputs
+        scores: Variables = [choose(choices, PRODUCTS, self)(a, b)]
+        for _ in range(choices.randint(0, 7)):
+            step = choose(choices, STEPS, self)
+            s = choices.choice(scores)
+            if isinstance(s, Tensor) and s.shape == (N, N):
+                made = step(s, choices, temperature, bias, row)
+                scores.append(s if made is None else made)
+        if choices.random() < 0.2:
+            self.lines.append("beside")
+            scores.append(torch.cat([scores[0], a @ more.T], 1))
+        total = a.sum() * 0
+        for _ in range(choices.randint(1, 3)):
+            s, end = choices.choice(scores), choose(choices, ENDS, self)
+            total = total + end(s, choices)
+        return total
+
+
+def choose(
+    choices: random.Random, among: dict[str, Callable[..., Any]], program: Program
+) -> Callable[..., Any]:
+    name = choices.choice(sorted(among))
+    program.lines.append(name)
+    return among[name]
+
+
+def mask_of(choices: random.Random, shape: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(choices.randrange(2**30))
+    mask = torch.rand(shape, generator=generator) < 0.2
+    # Row i's target is column i.
+    return mask & ~torch.eye(*shape, dtype=torch.bool)
+
+
+def _masked_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s.masked_fill_(mask_of(choices, s.shape), -math.inf)
+
+
+def _set(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s[mask_of(choices, s.shape)] = choices.choice((-1e9, -math.inf, 0.0))
+
+
+def _filled_diagonal(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s.fill_diagonal_(choices.choice((0.0, 1.0)))
+
+
+def _doubled_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s *= choices.choice((2.0, -0.5))
+
+
+def _divided_in_place(s: Tensor, choices: random.Random, temperature: Tensor, *_: Any) -> None:
+    s /= temperature
+
+
+def _diagonal_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s.diagonal().add_(0.25)
+
+
+def _row_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s[choices.randrange(N)] = 0.5
+
+
+def _turned_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s.t().mul_(1.5)
+
+
+def _without_gradient(s: Tensor, choices: random.Random, *_: Any) -> Tensor:
+    with torch.no_grad():
+        return s * 2
+
+
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "@": lambda a, b: a @ b.T,
+    "mm": lambda a, b: torch.mm(a, b.t()),
+    "einsum": lambda a, b: torch.einsum("nd,md->nm", a, b),
+    "einsum turned": lambda a, b: torch.einsum("nd,md->mn", a, b),
+    "linear": lambda a, b: F.linear(a, b),
+    "cosines": lambda a, b: F.normalize(a, dim=1) @ F.normalize(b, dim=1).T,
+    "itself": lambda a, b: a @ a.T,
+}
+STEPS: dict[str, Callable[..., Any]] = {
+    "times a number": lambda s, r, *_: s * r.choice((0.5, 3, -1.5)),
+    "number times": lambda s, r, *_: 2.0 * s,
+    "by a temperature": lambda s, r, t, *_: s / t,
+    "times a scale": lambda s, r, t, *_: t.exp() * s,
+    "negated": lambda s, r, *_: -s,
+    "plus a bias": lambda s, r, t, bias, row: s + bias,
+    "plus a number": lambda s, r, *_: s - 0.75,
+    "plus rows": lambda s, r, t, bias, row: s + row,
+    "less the maxima": lambda s, r, *_: s - s.max(dim=1, keepdim=True).values.detach(),
+    "turned": lambda s, r, *_: s.t(),
+    "T": lambda s, r, *_: s.T,
+    "transposed": lambda s, r, *_: s.transpose(0, 1),
+    "masked": lambda s, r, *_: s.masked_fill(mask_of(r, s.shape), r.choice((-math.inf, -1e9, -1.0))),
+    "where": lambda s, r, *_: torch.where(mask_of(r, s.shape), -math.inf, s),
+    "where not": lambda s, r, *_: torch.where(
+        ~mask_of(r, s.shape), s, torch.tensor(-math.inf, dtype=s.dtype)
+    ),
+    "masked in place": _masked_in_place,
+    "set": _set,
+    "diagonal filled": _filled_diagonal,
+    "times in place": _doubled_in_place,
+    "divided in place": _divided_in_place,
+    "diagonal in place": _diagonal_in_place,
+    "row in place": _row_in_place,
+    "turned in place": _turned_in_place,
+    "detached": lambda s, r, *_: s.detach(),
+    "cloned": lambda s, r, *_: s.clone(),
+    "contiguous": lambda s, r, *_: s.contiguous(),
+    "without gradient": _without_gradient,
+    "tanh": lambda s, r, *_: s.tanh(),
+    "scores plus scores": lambda s, r, *_: s + s,
+}
+
+
+def _targets(s: Tensor, choices: random.Random) -> Tensor:
+    generator = torch.Generator().manual_seed(choices.randrange(2**30))
+    rows = torch.arange(len(s))
+    targets = rows if choices.random() < 0.6 else torch.randint(s.shape[1], rows.shape, generator=generator)
+    return (
+        targets.where(torch.rand(rows.shape, generator=generator) < 0.8, -100)
+        if choices.random() < 0.3
+        else targets
+    )
+
+
+def _weights(s: Tensor, choices: random.Random) -> Tensor:
+    generator = torch.Generator().manual_seed(choices.randrange(2**30))
+    weights = torch.rand(s.shape, generator=generator, dtype=s.dtype)
+    return (
+        torch.eye(*s.shape, dtype=s.dtype)
+        if choices.random() < 0.5
+        else weights / weights.sum(1, keepdim=True)
+    )
+
+
+def _index(s: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(len(s)), torch.arange(len(s)).roll(1)
+
+
+ENDS: dict[str, Callable[..., Any]] = {
+    "cross_entropy": lambda s, r: F.cross_entropy(s, _targets(s, r), reduction=r.choice(("mean", "sum"))),
+    "cross_entropy of rows": lambda s, r: (
+        F.cross_entropy(s, _targets(s, r), reduction="none").square().mean()
+    ),
+    "probabilities": lambda s, r: F.cross_entropy(s, _weights(s, r)),
+    "log_softmax": lambda s, r: -s.log_softmax(dim=1).diag().mean(),
+    "log_softmax of cells": lambda s, r: -F.log_softmax(s, 1)[_index(s)].sum(),
+    "nll": lambda s, r: F.nll_loss(F.log_softmax(s, dim=-1), _targets(s, r)),
+    "kl_div": lambda s, r: F.kl_div(
+        F.log_softmax(s, 1), _weights(s, r), reduction=r.choice(("batchmean", "sum"))
+    ),
+    "weighted": lambda s, r: -(_weights(s, r) * s.log_softmax(1)).sum(1).mean(),
+    "weighted sum": lambda s, r: (-s.log_softmax(1) * _weights(s, r)).sum(),
+    "logsumexp": lambda s, r: (s.logsumexp(1) - s.diagonal()).mean(),
+    "logsumexp of columns": lambda s, r: torch.logsumexp(s, dim=0).mean(),
+    "exp": lambda s, r: (s * 0.1).exp().sum(dim=1, keepdim=True).log().mean(),
+    "binary": lambda s, r: F.binary_cross_entropy_with_logits(
+        s, _weights(s, r), reduction=r.choice(("sum", "mean"))
+    ),
+    "gathered": lambda s, r: s.gather(1, _index(s)[1][:, None]).sum(),
+    "cells": lambda s, r: s[_index(s)].square().sum(),
+    "diagonal": lambda s, r: s.diagonal().square().sum() + torch.diag(s).sum(),
+    "part": lambda s, r: s[:4].logsumexp(1).sum(),
+    "softmax": lambda s, r: s.softmax(1).square().sum(),
+    "sum": lambda s, r: s.tanh().sum(),
+    "accuracy": lambda s, r: (s.argmax(dim=1) == torch.arange(len(s))).to(s.dtype).mean(),
+    "asked": lambda s, r: s.sigmoid().sum() * s.requires_grad + s.shape[1] * s.dim() + (s.grad_fn is None),
+}
