@@ -129,10 +129,9 @@ def load_part(at, inside, EVEN: tl.constexpr):
     return tl.load(at) if EVEN else tl.load(at, mask=inside, other=0.0)
 
 
-def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+def operand(x: Tensor, dtype: torch.dtype, *, rounded: bool) -> Tensor:
     """(rows, D) as kernels read it: in a dtype, rows at multiples of 16 bytes, perhaps rounded to TF32."""
     x = x.to(dtype).contiguous()
-    rounded = precision(dtype) == "tf32"
     if is_aligned(x) and not rounded:
         return x
     unit = unit_of(x)

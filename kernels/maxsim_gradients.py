@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastqt.kernels.copies import is_aligned, unit_of
+from fastqt.kernels.copies import unit_of
 from fastqt.kernels.launch import INTERPRETED, block, cdiv, on_device
 from fastqt.kernels.plan import planned
 
 WIDTH = 128  # elements of rows that a program adds up
 # Of a program: tokens of queries, and the documents whose rows are loaded at once.
 TOKENS, DOCUMENTS = (8, 4) if not INTERPRETED else (16, 4)
-ROWS = 16  # of a bag that are loaded at once
+ROWS = 8  # of a bag that are loaded at once
 # Of a program that lists: tokens of a document, and maxima at once.
 LISTED, MAXIMA = 32, 128
 
@@ -165,14 +165,14 @@ def document_tokens_kernel(
 
 
 def columns_of(x: Tensor) -> tuple[int, int, dict[str, int | bool]]:
-    """Of a contiguous matrix the width in units, the blocks of a row, and the constants that say so."""
-    D = x.shape[1]
-    unit, step = unit_of(x) if is_aligned(x) else 1, max(block(D, WIDTH), 16)
+    """Of a matrix the width in units, the blocks of columns, and the constants that say so."""
+    D, unit = x.shape[1], unit_of(x)
+    step = max(block(D, WIDTH), 16)
     return D // unit, cdiv(D, step), {"EVEN_D": D % step == 0, "UNIT": unit, "BLOCK_D": step}
 
 
 def gradients_of_queries(
-    documents: Tensor,  # (M U, D), contiguous
+    documents: Tensor,  # (M U, D), as `operand` has them
     places: Tensor,  # (M, R), of the maxima
     weights: Tensor,  # (N, M) float32, contiguous
     gradient: Tensor,  # (R, width) float32, contiguous, written; the width is at most D
@@ -180,6 +180,7 @@ def gradients_of_queries(
     """Sums of documents' tokens: of the one of each document that has a token's maximum."""
     (M, R), (N, _) = places.shape, weights.shape
     units, blocks, constants = columns_of(documents)
+
     with on_device(documents):
         query_tokens_kernel[(cdiv(R, TOKENS) * blocks,)](
             documents,
@@ -201,7 +202,7 @@ def gradients_of_queries(
 
 
 def add_gradients_of_documents(
-    queries: Tensor,  # (R, D), contiguous
+    queries: Tensor,  # (R, D), as `operand` has them
     places: Tensor,  # (M, R)
     lengths: Tensor | None,  # (M,) int32, as `maxima` takes them
     weights: Tensor,  # (N, M) float32, contiguous
@@ -212,6 +213,7 @@ def add_gradients_of_documents(
     starts = torch.empty(M, U, dtype=torch.int32, device=places.device)
     listed = torch.empty(M, R, dtype=torch.int32, device=places.device)
     units, blocks, constants = columns_of(queries)
+
     with on_device(queries):
         list_maxima_kernel[(M * cdiv(U, LISTED),)](
             places,

@@ -19,14 +19,18 @@ class TokenKernels:
     """
 
     def __init__(self, queries: Tensor, documents: Tensor, dtype: torch.dtype, bias: Tensor | None) -> None:
+        from fastqt.kernels.launch import precision
         from fastqt.kernels.maxsim import operand
 
         self.T, self.U = queries.shape[1], documents.shape[1]
-        self.queries, self.documents = (operand(x.flatten(0, 1), dtype) for x in (queries, documents))
-        # Sums of float32 are of tokens that no product has rounded to TF32.
+        tokens = queries.flatten(0, 1), documents.flatten(0, 1)
+        rounded = precision(dtype) == "tf32"
+        self.queries, self.documents = (operand(x, dtype, rounded=rounded) for x in tokens)
+        # What gradients are sums of. TF32 is of products alone.
         self.summed_queries, self.summed_documents = self.queries, self.documents
-        if dtype.itemsize > 2:
-            self.summed_queries, self.summed_documents = queries.flatten(0, 1), documents.flatten(0, 1)
+        if rounded:
+            self.summed_queries, self.summed_documents = (operand(x, dtype, rounded=False) for x in tokens)
+
         self.bias, self.lengths = bias, None
         if bias is not None:
             numbers = torch.arange(1, self.U + 1, dtype=torch.int32, device=bias.device)
