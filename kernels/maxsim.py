@@ -149,7 +149,7 @@ def maxima(
 ) -> tuple[Tensor, Tensor | None]:
     """The largest products (M, R) of queries' tokens with documents, float32, and their tokens' places."""
     (R, D), M = queries.shape, len(documents) // U
-    tiles, unit = tiles_for(queries), unit_of(queries)
+    tiles, unit = tiles_for(queries, U), unit_of(queries)
     kept = tiles.width >= D
 
     largest = queries.new_empty(M, R, dtype=torch.float32)
@@ -190,19 +190,20 @@ def maxima(
     return largest, places
 
 
-def tiles_for(queries: Tensor) -> Config:
-    """The tiles of the products of queries' tokens (R, D) with documents' tokens."""
-    D = queries.shape[1]
+def tiles_for(queries: Tensor, U: int) -> Config:
+    """The tiles of the products of queries' tokens (R, D) with documents of U tokens."""
+    D, columns = queries.shape[1], max(block(U, 64), 16)
     if INTERPRETED:
         return WHEN_INTERPRETED
     if queries.dtype is torch.float32:
         if precision(queries.dtype) == "tf32":
-            return Config(rows=128, columns=64, width=32, warps=8, stages=3)
-        return Config(rows=64, columns=64, width=16, warps=8, stages=2)
+            return Config(rows=128, columns=columns, width=32, warps=8, stages=3)
+        return Config(rows=64, columns=columns, width=16, warps=8, stages=2)
     if D > KEPT_WIDTH:
-        return Config(rows=128, columns=64, width=64, warps=4, stages=3)
+        return Config(rows=128, columns=columns, width=64, warps=4, stages=3)
+
     width = max(block(D, KEPT_WIDTH), 16)
     gpu = properties(queries.device) if on_gpu(queries) else None
     if gpu is not None and generation(gpu) >= TALL_GENERATION and shared_bytes(gpu) >= TALL_SHARED:
-        return Config(rows=256, columns=64, width=width, warps=8, stages=3)
-    return Config(rows=128, columns=64, width=width, warps=4, stages=2)
+        return Config(rows=256, columns=columns, width=width, warps=8, stages=3)
+    return Config(rows=128, columns=columns, width=width, warps=4, stages=2)

@@ -39,6 +39,7 @@ N, D = 4096, 768
 PREFIXES = (192, 384, 768)
 # Their columns are the few words or classes of the table of all losses, less than a tile's.
 OF_A_DECODER = ("arcface_loss", "cosface_loss", "gloss_bow_loss", "gloss_pos_loss")
+SCORES = ("scores_kernel", "maxima_kernel")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
@@ -150,7 +151,7 @@ def on_absent_gpu(name: str, variant: str) -> dict[str, Any]:
             return {"waits": True}
 
     unit = unit_of(name)
-    of_scores = [x.arguments["queries"] for x in launches if x.kernel.__name__ == "scores_kernel"]
+    of_scores = [x.arguments["queries"] for x in launches if x.kernel.__name__ in SCORES]
     multiplied = {getattr(x, "base", x).dtype for x in of_scores}  # of a tensor descriptor its tensor's
     return {
         "engine": "triton" if launches else "torch",
@@ -161,16 +162,17 @@ def on_absent_gpu(name: str, variant: str) -> dict[str, Any]:
 
 
 def multiplications(launch: Launch) -> int:
-    """Those of the scores that a launch makes in tiles."""
-    if launch.kernel.__name__ != "scores_kernel":
+    """Those of the scores that a launch makes in tiles; of MaxSim, those of tokens."""
+    if launch.kernel.__name__ not in SCORES:
         return 0
     arguments, constants = launch.arguments, launch.constants
-    rows, columns = (
-        -(-arguments[size] // constants[block]) * constants[block]
-        for size, block in (("N", "BLOCK_N"), ("M", "BLOCK_M"))
-    )
-    width: int = arguments["D"] * constants["UNIT"]
-    return rows * columns * width
+    sizes, matrices = (("N", "BLOCK_N"), ("M", "BLOCK_M")), 1
+    width: int = arguments.get("D", 0) * constants["UNIT"]
+    if launch.kernel.__name__ == "maxima_kernel":
+        sizes, matrices = (("R", "BLOCK_R"), ("U", "BLOCK_U")), arguments["M"]
+        width = arguments["units"] * constants["UNIT"]
+    rows, columns = (-(-arguments[size] // constants[block]) * constants[block] for size, block in sizes)
+    return matrices * rows * columns * width
 
 
 def eager_products(name: str) -> float:

@@ -4,7 +4,8 @@ The scores of tokens are made in tiles, of some queries with some documents, and
 over each document's tokens. A chunk of whole queries keeps the places of these maxima, from which its
 gradients are sums of a few rows: for a query's token of one row of each document, and for a document's token
 of the queries' tokens that it is the maximum of. These sums are added up in the order of the rows, without
-atomic operations, so the same inputs give the same bits.
+atomic operations, so the same inputs give the same bits. On a GPU the maxima and the sums are kernels of
+Triton; what is here in torch's operations is for all other devices, and for float64.
 """
 
 from __future__ import annotations
@@ -105,13 +106,13 @@ def maxsim_loss(
     queries, such as hard negatives, are candidates of every query.
 
     The scores of tokens are made in tiles, and no matrix of them is stored. It takes one product of all
-    queries' tokens with all documents' tokens, and for the gradients N Tq M sums of D numbers, in plain
-    PyTorch on any device. Where several tokens of a document are the maximum, the gradient flows to the
+    queries' tokens with all documents' tokens, and for the gradients N Tq M sums of D numbers. On a GPU
+    Triton's kernels compute both of 16 bits and float32; all else is plain PyTorch. Where several tokens of a document are the maximum, the gradient flows to the
     first, so the same inputs give the same bits.
 
     Args:
         queries: (N, Tq, D) floating point; products of float16 and bfloat16 are added up in float32, and
-            gradients too. On a GPU these products read tokens of norm 1 rounded to 16 bits.
+            gradients too. On a GPU products and gradients read tokens of norm 1 rounded to 16 bits.
         documents: (M, Td, D) with M >= N, dtype and device as `queries`.
         query_mask, document_mask: (N, Tq) and (M, Td) bool, as an attention mask: True where there is a
             token, False for padding, whose values do not count. By default all are tokens. A query without
