@@ -107,8 +107,8 @@ def maxsim_loss(
 
     The scores of tokens are made in tiles, and no matrix of them is stored. It takes one product of all
     queries' tokens with all documents' tokens, and for the gradients N Tq M sums of D numbers. On a GPU
-    Triton's kernels compute both of 16 bits and float32; all else is plain PyTorch. Where several tokens of a document are the maximum, the gradient flows to the
-    first, so the same inputs give the same bits.
+    Triton's kernels compute both of 16 bits and float32; all else is plain PyTorch. Where several tokens of
+    a document are the maximum, the gradient flows to the first, so the same inputs give the same bits.
 
     Args:
         queries: (N, Tq, D) floating point; products of float16 and bfloat16 are added up in float32, and
