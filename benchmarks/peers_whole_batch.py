@@ -239,6 +239,17 @@ def info_nce_of_matrix(a: Tensor, b: Tensor) -> Tensor:
     return F.cross_entropy(scores, torch.arange(len(a)))
 
 
+def clip_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    scores, rows = 20 * F.normalize(a, dim=1) @ F.normalize(b, dim=1).T, torch.arange(len(a))
+    return (F.cross_entropy(scores, rows) + F.cross_entropy(scores.T, rows)) / 2
+
+
+def simclr_of_matrix(a: Tensor, b: Tensor) -> Tensor:
+    both = F.normalize(torch.cat([a, b]), dim=1)
+    scores = (both @ both.T / 0.5).masked_fill(torch.eye(len(both), dtype=torch.bool), -torch.inf)
+    return F.cross_entropy(scores, torch.arange(len(both)).roll(len(a)))
+
+
 def linear_in_chunks() -> Loss:
     """Torch's linear layer and cross-entropy at once, whose classes are the candidates."""
     if not hasattr(F, "linear_cross_entropy"):
@@ -268,6 +279,14 @@ def siglip_in_chunks() -> Loss:
 CASES = (
     Case(
         "InfoNCE", two_views, info_nce_of_matrix, linear_in_chunks, partial(fastqt.info_nce_loss, scale=20.0)
+    ),
+    *(
+        Case(f"{name} in the block", two_views, loss, None, fastqt.fused()(loss), most_rows=most_rows)
+        for name, loss, most_rows in (
+            ("InfoNCE", info_nce_of_matrix, ROWS[-1]),
+            ("CLIP", clip_of_matrix, ROWS[-1]),
+            ("SimCLR", simclr_of_matrix, 4096),
+        )
     ),
     Case(
         "SigLIP",
