@@ -84,6 +84,17 @@ def masked(q: Tensor, c: Tensor) -> Tensor:
     return F.cross_entropy(torch.where(EYE.roll(2, 1), torch.full((), -math.inf), scores), ROWS)
 
 
+def masked_both_ways(a: Tensor, b: Tensor) -> Tensor:
+    """A mask that is not symmetric, and a diagonal, of both sides."""
+    scores = (a @ b.T / 4).masked_fill(EYE.roll(1, 1), -math.inf)
+    views = a @ b.T
+    views.fill_diagonal_(0)
+    targets = ROWS.roll(2)
+    return (
+        F.cross_entropy(scores, ROWS) + F.cross_entropy(scores.T, ROWS) + F.cross_entropy(views.t(), targets)
+    )
+
+
 def less_the_maxima(q: Tensor, c: Tensor) -> Tensor:
     scores = q @ c.T
     offsets = torch.linspace(-1, 1, N, dtype=q.dtype)[:, None]
@@ -95,7 +106,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], int]] = {
     for x, count in (
         *((simclr, 1), (clip, 3), (quickthoughts, 2), (moco, 3), (hard_negatives, 3), (logsumexp, 2)),
         *((exponentials, 2), (siglip, 2), (log_probabilities, 2), (soft_targets, 2), (masked, 2)),
-        (less_the_maxima, 2),
+        *((less_the_maxima, 2), (masked_both_ways, 2)),
     )
 }
 each = pytest.mark.parametrize("name", LOSSES)
@@ -327,6 +338,11 @@ def test_without_gradient():
     assert not value.requires_grad
     assert not scores.requires_grad
     assert not (scores * 2).logsumexp(1).requires_grad
+    with fastqt.fused(least_cells=1):
+        scores = q @ c.T
+        assert scores.requires_grad
+        assert not scores.detach().requires_grad
+        assert not (2 * scores.detach()).requires_grad
 
 
 def test_autocast_multiplies_in_16_bits():
