@@ -167,6 +167,8 @@ def _sides(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple
 
 
 def _of_einsum(args: Any) -> tuple[Tensor, Tensor] | None:
+    if len(args) == 2 and isinstance(args[1], tuple | list):
+        args = (args[0], *args[1])
     if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0]:
         return None
     inputs, _, output = args[0].replace(" ", "").partition("->")

@@ -71,6 +71,24 @@ def same(s: Any, *options: Any, **named: Any) -> Any:
     return NotImplemented if options or named or scores is None or s.box.base is not None else View(scores)
 
 
+@rule(T.to_dense)
+def dense(s: Any, *options: Any, **named: Any) -> Any:
+    return NotImplemented if options or named or known(s) is None else s
+
+
+@rule(T.view, T.reshape, torch.reshape)
+def shaped(s: Any, *sizes: Any, **named: Any) -> Any:
+    """The shape that the scores have: what shares their cells is the promise itself."""
+    scores = _scores(s)
+    flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    if named or scores is None or len(flat) != 2 or not all(isinstance(x, int) for x in flat):
+        return NotImplemented
+    if s.requires_grad and not torch.is_grad_enabled():
+        return NotImplemented  # It would have a gradient.
+    kept = [x in (size, -1) for x, size in zip(flat, scores.shape, strict=True)]
+    return s if all(kept) and tuple(flat) != (-1, -1) else NotImplemented
+
+
 @rule(T.float, T.double, T.to, T.type_as, T.half, T.bfloat16)
 def converted(s: Any, *options: Any, **named: Any) -> Any:
     wanted = options[0] if len(options) == 1 and not named else None

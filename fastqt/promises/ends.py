@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,16 @@ from torch import Tensor
 from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
 from fastqt.losses.common import joined_loss
 from fastqt.promises.promise import RULES, Promise, known
-from fastqt.promises.scores import Exponentials, LogProbabilities, Product, Scores, Weighted, width
+from fastqt.promises.scores import (
+    Exponentials,
+    LogProbabilities,
+    LogSigmoids,
+    Product,
+    Scores,
+    Weighted,
+    WeightedScores,
+    width,
+)
 from fastqt.targets import Pairs
 
 T = Tensor
@@ -285,6 +295,8 @@ def summed(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
     if named or dim not in (None, 1, -1):
         return NotImplemented
+    if dim is None and (signed := known(s, LogSigmoids)) is not None:
+        return _like(_sum_of_log_sigmoids(signed.of), s, False)
     rows = _sums_of_rows(s)
     if rows is NotImplemented:
         return rows
@@ -309,6 +321,9 @@ def _sums_of_rows(s: Any) -> Any:
     if (weighted := known(s, Weighted)) is not None:
         sums = _sums_of_weights(weighted.of.scores, weighted.weights)
         return sums if sums is NotImplemented else weighted.sign * sums
+    if (weighted := known(s, WeightedScores)) is not None:
+        RULES.taken = "a product with the weighted sums of candidates"
+        return weighted.sums()
     return NotImplemented
 
 
@@ -321,7 +336,46 @@ def _times(s: Any, x: Any) -> Any:
         return _multiplied(s, x)
     if (log_p := known(s, LogProbabilities)) is not None and x.dtype in (s.dtype, torch.bool):
         return Weighted(x.to(s.dtype), log_p)
+    if (exponentials := known(s, Exponentials)) is not None and bool(((x == 0) | (x == 1)).all()):
+        return _where_one(exponentials.scores, x) if x.dtype in (s.dtype, torch.bool) else NotImplemented
+    if (scores := known(s, Scores)) is not None and x.dtype == s.dtype and _is_plain(scores):
+        return WeightedScores(x, scores)
     return _multiplied(s, x)
+
+
+def _where_one(scores: Scores, ones: Tensor) -> Any:
+    """Exponentials of scores where ones are, and of minus infinity where zeros are."""
+    if len(scores.blocks) > 1 or scores.first.diagonal == "zero":
+        return NotImplemented
+    p = scores.first
+    mask = ones == 0
+    # In a row without a one the logsumexp of nothing has no gradient.
+    mask = mask if p.mask is None else p.mask | mask
+    if p.diagonal != "keep" or bool(mask.all(1).any()):
+        return NotImplemented
+    masked = replace(p, mask=mask, stands_for=-math.inf)
+    return Exponentials(replace(scores, blocks=(masked,)))
+
+
+def _is_plain(scores: Scores) -> bool:
+    return len(scores.blocks) == 1 and scores.first.is_plain
+
+
+@rule(F.logsigmoid)
+def log_sigmoids(s: Any) -> Any:
+    weighted = known(s, WeightedScores)
+    if weighted is None or weighted.of.row is not None or not bool((weighted.weights.abs() == 1).all()):
+        return NotImplemented
+    return LogSigmoids(weighted)
+
+
+def _sum_of_log_sigmoids(weighted: WeightedScores) -> Any:
+    """The labels 1 and -1 of a score are the targets 1 and 0 of the sigmoid loss."""
+    p = weighted.of.first
+    dense = (weighted.weights > 0).to(torch.promote_types(p.queries.dtype, torch.float32))
+    options = {name: getattr(p, name) for name in ("queries", "candidates", "scale", "bias")}
+    loss = _computed(sigmoid_loss, **options, targets=dense, reduction="sum")
+    return loss if loss is NotImplemented else -loss
 
 
 _multiplied = RULES.of[T.mul]
@@ -367,9 +421,17 @@ def indexed(s: Any, where: Any) -> Any:
     if known(s, LogProbabilities) is not None:
         everyone = len(rows) == N and bool((rows == torch.arange(N, device=rows.device)).all())
         return _picked(s, columns) if everyone else NotImplemented
+    if (exponentials := known(s, Exponentials)) is not None:
+        return _exponentials_of_cells(s, exponentials, rows, columns)
     p = None if known(s, Scores) is None else known(s, Scores).alone
     cells = None if p is None else p.cells(rows, columns)
     return NotImplemented if cells is None else _like(cells, s, False)
+
+
+def _exponentials_of_cells(s: Promise, exponentials: Exponentials, rows: Tensor, columns: Tensor) -> Any:
+    p = exponentials.scores.alone
+    cells = None if p is None else p.cells(rows, columns)
+    return NotImplemented if cells is None else _like(cells.exp(), s, False)
 
 
 def _in_range(index: Tensor, length: int) -> bool:
@@ -387,6 +449,9 @@ def _picked(s: Promise, target: Tensor) -> Any:
 @rule(T.diag, torch.diag)
 def diagonal(s: Any, *options: Any) -> Any:
     is_square = len(s.shape) == 2 and s.shape[0] == s.shape[1]
+    if not options and is_square and (exponentials := known(s, Exponentials)) is not None:
+        rows = torch.arange(len(s), device=s.device)
+        return _exponentials_of_cells(s, exponentials, rows, rows)
     if options or not is_square or known(s, LogProbabilities) is None:
         return _diagonal(s, *options)
     return _picked(s, torch.arange(len(s), device=s.device))
@@ -432,3 +497,31 @@ def argmax(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
         for rows in p.queries.split(height):
             best.append((rows @ p.candidates.T * p.scale + p.bias).argmax(1, keepdim=keepdim))
     return torch.cat(best)
+
+
+@rule(T.max, torch.max)
+def maxima(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The largest cell of each row, whose gradient goes to it, and its column."""
+    best = argmax(s, dim) if isinstance(dim, int) and dim in (1, -1) else NotImplemented
+    if best is NotImplemented:
+        return best
+    rows = torch.arange(len(best), device=best.device)
+    values = _like(known(s, Scores).alone.cells(rows, best), s, False)
+    pair = (values[:, None], best[:, None]) if keepdim else (values, best)
+    return torch.return_types.max(pair)
+
+
+def _numbers_beside(function: Callable[..., Tensor]) -> None:
+    """Tensors of a shape, dtype and device want no cells."""
+
+    @rule(function)
+    def made(s: Any, *sizes: Any, **named: Any) -> Tensor:
+        like = torch.empty(0, dtype=s.dtype, device=s.device)
+        if function in (torch.zeros_like, torch.ones_like):
+            new = like.new_zeros if function is torch.zeros_like else like.new_ones
+            return new(s.shape, **named) if not sizes and named.keys() <= {"dtype"} else NotImplemented
+        return function(like, *sizes, **named)
+
+
+for _function in (torch.zeros_like, torch.ones_like, T.new_zeros, T.new_ones, T.new_full):
+    _numbers_beside(_function)

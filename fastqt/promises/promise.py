@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt.promises.report import Report
-from fastqt.promises.scores import Meaning
+from fastqt.promises.scores import Diagonal, Meaning
 
 Function = Callable[..., Any]
 
@@ -363,9 +363,12 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
         if not isinstance(x, Promise):
             return x
         state = x.box.state
-        value = None if state.known is None else state.known.value()
+        # Programs compare cells with cells, so that both have to be of one matrix where there is one.
+        is_there = any(each.cells is not None for each in state.ancestors())
+        value = None if state.known is None or is_there else state.known.value()
         if value is None:
-            watch.computes(name, x)
+            if not is_there or not isinstance(state.meaning, Diagonal):
+                watch.computes(name, x)
         else:
             state.keep(value.to(x.dtype))
         return state.computed()

@@ -178,6 +178,49 @@ class Weighted(Meaning):
 
 
 @dataclass(frozen=True, eq=False)
+class WeightedScores(Meaning):
+    """Scores of a product, of which no cell is something else, times weights (N, M) without a gradient."""
+
+    name = "weighted scores"
+    weights: Tensor
+    of: Scores
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    def detached(self) -> WeightedScores:
+        return replace(self, of=self.of.detached())
+
+    def sums(self) -> Tensor:
+        """Of each row, (N,): the sum over the columns goes before the product with the query."""
+        p, dtype = self.of.first, torch.promote_types(self.weights.dtype, torch.float32)
+        weights = self.weights.to(dtype)
+        candidates = weights @ p.candidates.to(dtype)
+        sums = (p.queries.to(dtype) * candidates).sum(1) * p.scale
+        if isinstance(p.bias, Tensor) and p.bias.dim():
+            sums = sums + weights @ p.bias.to(dtype)
+        elif not p.has_no_bias:
+            sums = sums + weights.sum(1) * p.bias
+        return sums if self.of.row is None else sums + weights.sum(1) * self.of.row[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class LogSigmoids(Meaning):
+    """log sigmoid of scores times weights, each of which is 1 or -1."""
+
+    name = "logsigmoid"
+    of: WeightedScores
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    def detached(self) -> LogSigmoids:
+        return LogSigmoids(self.of.detached())
+
+
+@dataclass(frozen=True, eq=False)
 class Exponentials(Meaning):
     """exp of each score."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
+from fastqt.promises import ends
 from tests.shared.score_programs import Program
 from tests.shared.tolerances import relative
 
@@ -44,7 +45,7 @@ def quickthoughts(q: Tensor, c: Tensor) -> Tensor:
 def moco(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
     q, k = unit(q), unit(k)
     positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
-    negative = torch.einsum("nc,ck->nk", q, queue.T)
+    negative = torch.einsum("nc,ck->nk", [q, queue.T])
     return F.cross_entropy(torch.cat([positive, negative], 1) / 0.07, torch.zeros(N, dtype=torch.long))
 
 
@@ -101,14 +102,66 @@ def less_the_maxima(q: Tensor, c: Tensor) -> Tensor:
     return F.cross_entropy(scores - offsets + offsets.T, ROWS, ignore_index=3)
 
 
+def supervised(q: Tensor, c: Tensor) -> Tensor:
+    """Less the maxima, exponentials times zeros and ones, and a mean of several positives."""
+    positives = (ROWS[:, None] // 4 == ROWS // 4).to(q.dtype) - EYE.to(q.dtype)
+    scores = torch.div(torch.matmul(unit(q), unit(c).T), 0.2)
+    logits = scores - torch.max(scores, dim=1, keepdim=True)[0].detach()
+    sums = (torch.exp(logits) * (1 - EYE.to(q.dtype))).sum(1, keepdim=True)
+    log_p = logits - torch.log(sums)
+    return -((positives * log_p).sum(1) / positives.sum(1)).mean()
+
+
+def signed_sigmoids(a: Tensor, b: Tensor) -> Tensor:
+    labels = 2 * torch.eye(N, dtype=a.dtype) - torch.ones(N, N, dtype=a.dtype)
+    return -F.logsigmoid(labels * (unit(a) @ unit(b).T * 10 - 10)).sum() / N
+
+
+def shaped(q: Tensor, c: Tensor) -> Tensor:
+    """Functions that change nothing."""
+    scores = (q @ c.T / 8).to_dense().view(N, -1)
+    return F.nll_loss(F.log_softmax(scores.reshape(-1, N), dim=1), ROWS)
+
+
+def maxima(q: Tensor, c: Tensor) -> Tensor:
+    scores = q @ c.T
+    return F.cross_entropy(scores - torch.max(scores, 1)[0][:, None], ROWS) + scores.max(dim=1).values.mean()
+
+
+def weighted_scores(q: Tensor, c: Tensor) -> Tensor:
+    """With weights of both signs, a bias of columns and a number of each row."""
+    weights = torch.linspace(-1, 1, N * N, dtype=q.dtype).reshape(N, N)
+    scores = q @ c.T / 3 + c[:, 0] - q[:, :1]
+    return ((weights * scores).sum(dim=1)).square().mean()
+
+
+def exponentials_of_pairs(a: Tensor, b: Tensor) -> Tensor:
+    """The losses of graphs."""
+    within, between = (torch.exp(unit(a) @ unit(x).t() / 0.5) for x in (a, b))
+    others = within.sum(1) + between.sum(1) - within.diag()
+    return -torch.log(between.diag() / others).mean() - torch.log(between[range(N), range(N)]).mean()
+
+
+def numbers_like(q: Tensor, c: Tensor) -> Tensor:
+    scores = q @ c.T
+    positives = torch.zeros_like(scores)
+    positives.fill_diagonal_(1)
+    return -(F.log_softmax(scores + scores.new_ones(N), dim=1) * positives).sum(1).mean()
+
+
 LOSSES: dict[str, tuple[Callable[..., Tensor], int]] = {
     x.__name__: (x, count)
     for x, count in (
         *((simclr, 1), (clip, 3), (quickthoughts, 2), (moco, 3), (hard_negatives, 3), (logsumexp, 2)),
         *((exponentials, 2), (siglip, 2), (log_probabilities, 2), (soft_targets, 2), (masked, 2)),
-        *((less_the_maxima, 2), (masked_both_ways, 2)),
+        *((less_the_maxima, 2), (masked_both_ways, 2), (supervised, 2), (signed_sigmoids, 2)),
+        *((shaped, 2), (maxima, 2), (weighted_scores, 2), (exponentials_of_pairs, 2), (numbers_like, 2)),
     )
 }
+HAVE_TARGETS = (
+    *("quickthoughts", "siglip", "soft_targets", "supervised", "signed_sigmoids", "weighted_scores"),
+    "numbers_like",
+)
 each = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -158,15 +211,16 @@ def test_a_loss_has_its_own_values_and_no_cells(name):
 
 
 @each
-def test_no_matrix_is_made(name):
+def test_no_matrix_is_made(name, monkeypatch):
     """Beside the targets that a program makes itself."""
+    monkeypatch.setattr(ends, "ROWS_AT_ONCE", N * N // 4)
     loss, _ = LOSSES[name]
     with LargestTensor() as plain:
         with_gradients(loss, inputs(name))
     with LargestTensor() as tensors, fastqt.fused(least_cells=1):
         with_gradients(loss, inputs(name))
     assert plain.most >= N * N
-    assert tensors.most < N * N or name in ("quickthoughts", "siglip", "soft_targets")
+    assert tensors.most < N * N or name in HAVE_TARGETS
 
 
 @each
@@ -228,6 +282,23 @@ def test_what_has_no_rule_gets_the_programs_own_cells():
 
 
 LINE_OF_RELU = test_what_has_no_rule_gets_the_programs_own_cells.__code__.co_firstlineno + 5
+
+
+def test_a_diagonal_is_of_the_matrix_that_is_there():
+    """Programs ask by == which of the largest cells is the pair's own."""
+
+    def nearest(q: Tensor, c: Tensor) -> Tensor:
+        scores = unit(q) @ unit(c).T
+        pairs = scores.diagonal()
+        best = scores.topk(2, dim=1).values
+        return torch.where(best[:, 0] == pairs, best[:, 1], best[:, 0]) - pairs
+
+    q, noise = inputs("logsumexp")
+    wanted = nearest(q, q + 0.01 * noise)
+    with fastqt.fused(least_cells=1) as report:
+        found = nearest(q, q + 0.01 * noise)
+    assert torch.equal(found, wanted)
+    assert report.computed == 1
 
 
 def test_strict_raises_where_cells_are_wanted():

@@ -145,6 +145,9 @@ STEPS: dict[str, Callable[..., Any]] = {
     "cloned": lambda s, r, *_: s.clone(),
     "contiguous": lambda s, r, *_: s.contiguous(),
     "without gradient": _without_gradient,
+    "to dense": lambda s, r, *_: s.to_dense(),
+    "viewed": lambda s, r, *_: s.contiguous().view(len(s), -1),
+    "reshaped": lambda s, r, *_: s.reshape(s.shape),
     "tanh": lambda s, r, *_: s.tanh(),
     "scores plus scores": lambda s, r, *_: s + s,
 }
@@ -175,6 +178,28 @@ def _index(s: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(len(s)), torch.arange(len(s)).roll(1)
 
 
+def _supervised(s: Tensor, choices: random.Random) -> Tensor:
+    """The supervised contrastive loss as it is mostly written."""
+    weights, others = _weights(s, choices), 1 - torch.eye(*s.shape, dtype=s.dtype)
+    s = s - torch.max(s, dim=1, keepdim=True)[0].detach()
+    sums = (torch.exp(s) * others).sum(1, keepdim=True)
+    return -((weights * (s - torch.log(sums))).sum(1) / weights.sum(1)).mean()
+
+
+def _changed_weights(s: Tensor, choices: random.Random) -> Tensor:
+    weights = _weights(s, choices)
+    weighted = s * weights
+    weights.mul_(2)
+    return weighted.sum(1).mean()
+
+
+def _masked_exponentials(s: Tensor, choices: random.Random) -> Tensor:
+    ones = (~mask_of(choices, s.shape)).to(s.dtype)
+    sums = ((s * 0.1).exp() * ones).sum(dim=1)
+    ones.fill_(1)
+    return sums.log().mean()
+
+
 ENDS: dict[str, Callable[..., Any]] = {
     "cross_entropy": lambda s, r: F.cross_entropy(s, _targets(s, r), reduction=r.choice(("mean", "sum"))),
     "cross_entropy of rows": lambda s, r: (
@@ -195,6 +220,15 @@ ENDS: dict[str, Callable[..., Any]] = {
     "binary": lambda s, r: F.binary_cross_entropy_with_logits(
         s, _weights(s, r), reduction=r.choice(("sum", "mean"))
     ),
+    "supervised": _supervised,
+    "weighted scores": lambda s, r: ((_weights(s, r) - 0.1) * s).sum(dim=1).square().mean(),
+    "weights changed": _changed_weights,
+    "masked exponentials": _masked_exponentials,
+    "signed": lambda s, r: -F.logsigmoid((2 * torch.eye(*s.shape, dtype=s.dtype) - 1) * s).sum() / len(s),
+    "signed unequally": lambda s, r: F.logsigmoid(s * (_weights(s, r) - 0.5)).sum(),
+    "maxima": lambda s, r: s.max(dim=1).values.square().sum() + torch.max(s, 1, True)[0].mean(),
+    "exponentials of cells": lambda s, r: (s * 0.1).exp().diag().sum() + (s * 0.1).exp()[_index(s)].sum(),
+    "like": lambda s, r: (torch.ones_like(s) + s.new_zeros(s.shape[1])).sum() * s[_index(s)].sum(),
     "gathered": lambda s, r: s.gather(1, _index(s)[1][:, None]).sum(),
     "cells": lambda s, r: s[_index(s)].square().sum(),
     "diagonal": lambda s, r: s.diagonal().square().sum() + torch.diag(s).sum(),
