@@ -186,11 +186,20 @@ def _supervised(s: Tensor, choices: random.Random) -> Tensor:
     return -((weights * (s - torch.log(sums))).sum(1) / weights.sum(1)).mean()
 
 
-def _changed_weights(s: Tensor, choices: random.Random) -> Tensor:
-    weights = _weights(s, choices)
+def _weighted_scores(s: Tensor, choices: random.Random) -> Tensor:
+    """With weights that may change before the sum."""
+    weights = _weights(s, choices) - 0.1
     weighted = s * weights
-    weights.mul_(2)
-    return weighted.sum(1).mean()
+    if choices.random() < 0.5:
+        weights.mul_(2)
+    return weighted.sum(dim=1).square().mean()
+
+
+def _signed(s: Tensor, choices: random.Random) -> Tensor:
+    """The sigmoid loss, and what has other weights than its labels."""
+    labels = 2 * torch.eye(*s.shape, dtype=s.dtype) - 1
+    weights = labels if choices.random() < 0.6 else _weights(s, choices) - 0.5
+    return -F.logsigmoid(weights * s).sum() / len(s)
 
 
 def _masked_exponentials(s: Tensor, choices: random.Random) -> Tensor:
@@ -221,11 +230,9 @@ ENDS: dict[str, Callable[..., Any]] = {
         s, _weights(s, r), reduction=r.choice(("sum", "mean"))
     ),
     "supervised": _supervised,
-    "weighted scores": lambda s, r: ((_weights(s, r) - 0.1) * s).sum(dim=1).square().mean(),
-    "weights changed": _changed_weights,
+    "weighted scores": _weighted_scores,
     "masked exponentials": _masked_exponentials,
-    "signed": lambda s, r: -F.logsigmoid((2 * torch.eye(*s.shape, dtype=s.dtype) - 1) * s).sum() / len(s),
-    "signed unequally": lambda s, r: F.logsigmoid(s * (_weights(s, r) - 0.5)).sum(),
+    "signed": _signed,
     "maxima": lambda s, r: s.max(dim=1).values.square().sum() + torch.max(s, 1, True)[0].mean(),
     "exponentials of cells": lambda s, r: (s * 0.1).exp().diag().sum() + (s * 0.1).exp()[_index(s)].sum(),
     "like": lambda s, r: (torch.ones_like(s) + s.new_zeros(s.shape[1])).sum() * s[_index(s)].sum(),
