@@ -301,6 +301,14 @@ def test_a_diagonal_is_of_the_matrix_that_is_there():
     assert report.computed == 1
 
 
+def test_exponentials_times_other_weights_than_zeros_and_ones():
+    q, c = inputs("logsumexp")
+    weights = torch.full((N, N), 0.5, dtype=q.dtype)
+    with fastqt.fused(least_cells=1):
+        found = ((q @ c.T / 5).exp() * weights).sum(dim=1)
+    torch.testing.assert_close(found, ((q @ c.T / 5).exp() * weights).sum(dim=1))
+
+
 def test_strict_raises_where_cells_are_wanted():
     q, c = torch.randn(2, N, D)
     with (
