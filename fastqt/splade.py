@@ -19,7 +19,7 @@ from fastqt.checks import FLOATING, check_tensor, once_differentiable_error
 from fastqt.engines.own_products import product_read, read_in
 from fastqt.losses.scored import slices
 from fastqt.problem import loss_dtype
-from fastqt.torch_modes import input_dtype, without_autocast
+from fastqt.torch_modes import input_dtype
 
 TITLE = "fastqt.splade_pool"
 INT16_MAX = torch.iinfo(torch.int16).max
@@ -132,8 +132,7 @@ def _pool(
     tokens = rows.new_empty((V, B) if wants_tokens else 0, dtype=_token_dtype(L))
 
     for tile in slices(V, max(_room(hidden).tile // (B * L), 1)):
-        with without_autocast(rows):
-            logits = product_read(weight[tile].to(dtype), rows.T, read_in(hidden)).view(-1, B, L)
+        logits = product_read(weight[tile].to(dtype), rows.T, read_in(hidden)).view(-1, B, L)
         if not wants_tokens:
             maxima[tile] = logits.amax(2)
             continue
@@ -212,12 +211,14 @@ def _or_empty(like: Tensor, gradient: Tensor | None) -> Tensor:
     return like.new_empty(0) if gradient is None else gradient
 
 
-def _entries(cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows, columns and values of the cells of a matrix in their order.
+def leaves_out_zeros(cells: Tensor) -> bool:
+    """Whether sums are of those rows alone whose weights are not 0, whose number the host has to know."""
+    return cells.is_cpu
 
-    On a CPU those that are 0 are left out. Elsewhere the host would wait to learn how many these are.
-    """
-    if cells.is_cpu:
+
+def _entries(cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows, columns and values of the cells of a matrix in their order."""
+    if leaves_out_zeros(cells):
         rows, columns = cells.nonzero(as_tuple=True)
         return rows, columns, cells[rows, columns]
     n, m = cells.shape

@@ -99,6 +99,12 @@ LOSSES = {
     ),
     # The tokens' scores would take 256 MiB.
     "tokens": (256, 48, "yield fastqt.maxsim_loss(rows(N, 32, 16), rows(N, 32, 16))"),
+    # The tokens' logits would take 256 MiB, and so would each of the arrays that follow them.
+    "vocabulary": (
+        *(16384, 64),
+        """pooled = fastqt.splade_pool(rows(32, 128, 16), rows(N, 16))
+    yield fastqt.info_nce_loss(pooled, pooled) + fastqt.flops_loss(pooled)""",
+    ),
     # Logits and their gradient would take 488 MiB each.
     "skip-thoughts": (
         *(16000, 128),
@@ -106,7 +112,7 @@ LOSSES = {
     yield model.loss(torch.randint(N, (N // 32, 16)), torch.full((N // 32,), 16))""",
     ),
 }
-FIXED = ("guide", "whole batches", "tokens", "skip-thoughts")  # in which no memory is given
+FIXED = ("guide", "whole batches", "tokens", "vocabulary", "skip-thoughts")  # in which no memory is given
 OFTEN = [("contrastive", "low")]
 MEASURED = [
     *((name, "low") for name in LOSSES if name not in FIXED),
