@@ -26,6 +26,7 @@ PACKAGES = (
     "fastqt",
     "fastqt.nn",
     "fastqt.distributed",
+    "fastqt.promises",
     "fastqt.sentences.evaluation",
     "fastqt.integrations.huggingface",
     "fastqt.integrations.lightning",

@@ -8,3 +8,5 @@ itself, by the functions that it has called, so that it is slower and never anot
 
 from fastqt.promises.block import fused as fused
 from fastqt.promises.report import Report as Report
+
+__all__ = ["Report"]  # `fused` is found in `fastqt`

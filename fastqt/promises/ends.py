@@ -412,7 +412,7 @@ def indexed(s: Any, where: Any) -> Any:
     if not isinstance(where, tuple) or len(where) != 2:
         return NotImplemented
     N, M = s.shape if len(s.shape) == 2 else (0, 0)
-    lists = [torch.as_tensor(x) if isinstance(x, list | range) else x for x in where]
+    lists = [torch.as_tensor(x, device=s.device) if isinstance(x, list | range) else x for x in where]
     if not N or not all(type(x) is Tensor and x.dtype == torch.int64 and x.dim() == 1 for x in lists):
         return NotImplemented
     rows, columns = lists

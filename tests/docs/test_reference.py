@@ -29,7 +29,7 @@ def packages() -> list[str]:
     integrations = sorted((ROOT / "fastqt" / "integrations").iterdir())
     named = [path.stem for path in integrations if path.stem[0] != "_"]
     return [
-        *("fastqt", "fastqt.nn", "fastqt.distributed", "fastqt.sentences.evaluation"),
+        *("fastqt", "fastqt.nn", "fastqt.distributed", "fastqt.sentences.evaluation", "fastqt.promises"),
         *(f"fastqt.integrations.{name}" for name in named),
     ]
 

@@ -70,8 +70,9 @@ def losses(dtype: str) -> None:
     for name, loss in EVERY_LOSS.items():
         inputs = loss.inputs(16, torch.Generator().manual_seed(0), False)
         for key, x in inputs.items():
-            if x.is_floating_point() and x.dim() == 2 and "Matryoshka" not in name:
-                x = wide(x.to(getattr(torch, dtype)))
+            if x.is_floating_point() and x.dim() >= 2 and "Matryoshka" not in name:
+                x = x.to(getattr(torch, dtype))
+                x = wide(x) if x.dim() == 2 else x
             if x.is_floating_point():
                 x = x.requires_grad_(key not in loss.constant)
             inputs[key] = x
