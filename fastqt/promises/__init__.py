@@ -2,8 +2,9 @@
 
 `fused` sees each function of torch that a program calls (block.py). A product of two matrices becomes a
 promise (promise.py), which says what its cells are (scores.py). Rules say what each function makes of that
-(closed.py), and which loss of fastqt ends it (ends.py). What no rule knows gets the cells of the program
-itself, by the functions that it has called, so that it is slower and never another.
+(closed.py), which loss of fastqt ends it (ends.py), and where a few cells are enough (cells.py). What no
+rule knows gets the cells of the program itself, by the functions that it has called, so that it is slower and
+never another.
 """
 
 from fastqt.promises.block import fused as fused

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fastqt.autograd.transformed import is_transformed
+from fastqt.promises import cells as cells
 from fastqt.promises import closed as closed
 from fastqt.promises import ends as ends
 from fastqt.promises.promise import Promise, State, Watch, called, changes_in_place, parts, promised

@@ -1,4 +1,4 @@
-"""Functions of scores that a loss of fastqt computes: cross-entropies, logsumexps, cells of pairs, maxima."""
+"""Functions of scores that a loss of fastqt computes: cross-entropies, logsumexps, sums over rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
 from fastqt.losses.common import joined_loss
+from fastqt.promises import closed
 from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.scores import (
     Exponentials,
@@ -29,7 +30,6 @@ from fastqt.targets import Pairs
 
 T = Tensor
 rule = RULES.rule
-ROWS_AT_ONCE = 2**20  # cells of a walk over rows without a gradient
 
 
 class Columns(NamedTuple):
@@ -96,7 +96,7 @@ def _with_rows(result: Tensor, scores: Scores) -> Tensor:
     return result if scores.row is None else result + 0 * scores.row.sum()
 
 
-def _like(result: Any, s: Promise, function_casts: bool = True) -> Any:
+def like(result: Any, s: Promise, function_casts: bool = True) -> Any:
     """A result in the dtype that plain PyTorch's has."""
     if result is NotImplemented:
         return result
@@ -104,7 +104,7 @@ def _like(result: Any, s: Promise, function_casts: bool = True) -> Any:
     return result.to(torch.float32 if in_float32 else s.dtype)
 
 
-def _loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction: str) -> Any:
+def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction: str) -> Any:
     """The cross-entropy of rows with their target columns, without those that are ignored."""
     columns = columns_of(scores)
     if columns is None:
@@ -199,11 +199,11 @@ def cross_entropy(
     ):
         return NotImplemented
     if _is_index(target, scores.shape[0]):
-        return _like(_loss_of_targets(scores, target, ignore_index, reduction), s)
+        return like(loss_of_targets(scores, target, ignore_index, reduction), s)
     sums = _sums_of_weights(scores, target)
     if sums is NotImplemented or reduction == "none":
-        return _like(-sums if sums is not NotImplemented else sums, s)
-    return _like(-sums.sum() if reduction == "sum" else -sums.mean(), s)
+        return like(-sums if sums is not NotImplemented else sums, s)
+    return like(-sums.sum() if reduction == "sum" else -sums.mean(), s)
 
 
 @rule(F.nll_loss)
@@ -220,7 +220,7 @@ def nll_loss(
     options_are_plain = weight is None and size_average is None and reduce is None
     if log_p is None or not options_are_plain or not _is_index(target, log_p.shape[0]):
         return NotImplemented
-    return _like(_loss_of_targets(log_p.scores, target, ignore_index, reduction), s, False)
+    return like(loss_of_targets(log_p.scores, target, ignore_index, reduction), s, False)
 
 
 @rule(F.log_softmax, torch.log_softmax, T.log_softmax)
@@ -263,7 +263,7 @@ def kl_div(
         return sums
     total = (torch.xlogy(target, target).sum(1).to(sums.dtype) - sums).sum()
     divisor = {"sum": 1, "batchmean": log_p.shape[0], "mean": math.prod(log_p.shape)}[reduction]
-    return _like(total / divisor, s, False)
+    return like(total / divisor, s, False)
 
 
 @rule(T.logsumexp, torch.logsumexp)
@@ -279,7 +279,7 @@ def logsumexp(s: Any, dim: Any, keepdim: bool = False) -> Any:
             return NotImplemented
         scores = Scores((turned,))
     sums = _logsumexp(scores)
-    return sums if sums is NotImplemented else _like(sums.unsqueeze(dim) if keepdim else sums, s)
+    return sums if sums is NotImplemented else like(sums.unsqueeze(dim) if keepdim else sums, s)
 
 
 def _logsumexp(scores: Scores) -> Any:
@@ -296,11 +296,11 @@ def summed(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     if named or dim not in (None, 1, -1):
         return NotImplemented
     if dim is None and (signed := known(s, LogSigmoids)) is not None:
-        return _like(_sum_of_log_sigmoids(signed.of), s, False)
+        return like(_sum_of_log_sigmoids(signed.of), s, False)
     rows = _sums_of_rows(s)
     if rows is NotImplemented:
         return rows
-    rows = _like(rows, s, False)
+    rows = like(rows, s, False)
     if dim is None:
         return rows.sum()
     return rows.unsqueeze(1) if keepdim else rows
@@ -333,14 +333,14 @@ def _times(s: Any, x: Any) -> Any:
     if (weighted := known(s, Weighted)) is not None and x == -1:
         return Weighted(weighted.weights, weighted.of, -weighted.sign)
     if type(x) is not Tensor or tuple(x.shape) != tuple(s.shape) or x.requires_grad:
-        return _multiplied(s, x)
+        return closed.multiplied(s, x)
     if (log_p := known(s, LogProbabilities)) is not None and x.dtype in (s.dtype, torch.bool):
         return Weighted(x.to(s.dtype), log_p)
     if (exponentials := known(s, Exponentials)) is not None and bool(((x == 0) | (x == 1)).all()):
         return _where_one(exponentials.scores, x) if x.dtype in (s.dtype, torch.bool) else NotImplemented
     if (scores := known(s, Scores)) is not None and x.dtype == s.dtype and _is_plain(scores):
         return WeightedScores(x, scores)
-    return _multiplied(s, x)
+    return closed.multiplied(s, x)
 
 
 def _where_one(scores: Scores, ones: Tensor) -> Any:
@@ -378,83 +378,14 @@ def _sum_of_log_sigmoids(weighted: WeightedScores) -> Any:
     return loss if loss is NotImplemented else -loss
 
 
-_multiplied = RULES.of[T.mul]
 RULES.rule(T.mul, torch.mul, T.__mul__, T.__rmul__, T.multiply, torch.multiply)(_times)
-_negated, _diagonal = RULES.of[T.neg], RULES.of[T.diag]
 
 
 def _minus(s: Any) -> Any:
-    return _times(s, -1) if known(s, Weighted) is not None else _negated(s)
+    return _times(s, -1) if known(s, Weighted) is not None else closed.negated(s)
 
 
 RULES.rule(T.neg, torch.neg, T.__neg__, T.negative, torch.negative)(_minus)
-
-
-@rule(T.gather, torch.gather)
-def gathered(s: Any, dim: Any, index: Any, **named: Any) -> Any:
-    is_index = type(index) is Tensor and index.dtype == torch.int64 and index.dim() == 2
-    if named or dim not in (1, -1) or not is_index or len(index) != s.shape[0]:
-        return NotImplemented
-    if index.shape[1] == 1 and known(s, LogProbabilities) is not None:
-        picked = _picked(s, index[:, 0])
-        return picked if picked is NotImplemented else picked[:, None]
-    p = None if known(s, Scores) is None else known(s, Scores).alone
-    if p is None or index.shape[1] * index.shape[0] * 4 > s.numel() or not _in_range(index, s.shape[1]):
-        return NotImplemented
-    rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
-    cells = p.cells(rows, index)
-    return NotImplemented if cells is None else _like(cells, s, False)
-
-
-@rule(T.__getitem__)
-def indexed(s: Any, where: Any) -> Any:
-    """Cells of a list of rows and one of columns."""
-    if not isinstance(where, tuple) or len(where) != 2:
-        return NotImplemented
-    N, M = s.shape if len(s.shape) == 2 else (0, 0)
-    lists = [torch.as_tensor(x, device=s.device) if isinstance(x, list | range) else x for x in where]
-    if not N or not all(type(x) is Tensor and x.dtype == torch.int64 and x.dim() == 1 for x in lists):
-        return NotImplemented
-    rows, columns = lists
-    if len(rows) != len(columns) or not (_in_range(rows, N) and _in_range(columns, M)):
-        return NotImplemented
-    if known(s, LogProbabilities) is not None:
-        everyone = len(rows) == N and bool((rows == torch.arange(N, device=rows.device)).all())
-        return _picked(s, columns) if everyone else NotImplemented
-    if (exponentials := known(s, Exponentials)) is not None:
-        return _exponentials_of_cells(s, exponentials, rows, columns)
-    p = None if known(s, Scores) is None else known(s, Scores).alone
-    cells = None if p is None else p.cells(rows, columns)
-    return NotImplemented if cells is None else _like(cells, s, False)
-
-
-def _exponentials_of_cells(s: Promise, exponentials: Exponentials, rows: Tensor, columns: Tensor) -> Any:
-    p = exponentials.scores.alone
-    cells = None if p is None else p.cells(rows, columns)
-    return NotImplemented if cells is None else _like(cells.exp(), s, False)
-
-
-def _in_range(index: Tensor, length: int) -> bool:
-    return not index.numel() or bool((index >= 0).all() and (index < length).all())
-
-
-def _picked(s: Promise, target: Tensor) -> Any:
-    """The log-probability of a column of each row."""
-    if not _in_range(target, s.shape[1]):
-        return NotImplemented
-    losses = _loss_of_targets(known(s, LogProbabilities).scores, target, -100, "none")
-    return losses if losses is NotImplemented else _like(-losses, s, False)
-
-
-@rule(T.diag, torch.diag)
-def diagonal(s: Any, *options: Any) -> Any:
-    is_square = len(s.shape) == 2 and s.shape[0] == s.shape[1]
-    if not options and is_square and (exponentials := known(s, Exponentials)) is not None:
-        rows = torch.arange(len(s), device=s.device)
-        return _exponentials_of_cells(s, exponentials, rows, rows)
-    if options or not is_square or known(s, LogProbabilities) is None:
-        return _diagonal(s, *options)
-    return _picked(s, torch.arange(len(s), device=s.device))
 
 
 @rule(F.binary_cross_entropy_with_logits)
@@ -481,47 +412,4 @@ def binary_cross_entropy(
     loss = _computed(sigmoid_loss, **options, targets=dense, reduction="sum")
     if loss is NotImplemented:
         return loss
-    return _like(loss if reduction == "sum" else loss / s.numel(), s)
-
-
-@rule(T.argmax, torch.argmax)
-def argmax(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The best column of each row, some rows at a time."""
-    scores = known(s, Scores)
-    p = None if scores is None else scores.alone
-    if p is None or dim not in (1, -1) or not p.is_plain:
-        return NotImplemented
-    best = []
-    height = max(ROWS_AT_ONCE // max(len(p.candidates), 1), 1)
-    with torch.no_grad():
-        for rows in p.queries.split(height):
-            best.append((rows @ p.candidates.T * p.scale + p.bias).argmax(1, keepdim=keepdim))
-    return torch.cat(best)
-
-
-@rule(T.max, torch.max)
-def maxima(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The largest cell of each row, whose gradient goes to it, and its column."""
-    best = argmax(s, dim) if isinstance(dim, int) and dim in (1, -1) else NotImplemented
-    if best is NotImplemented:
-        return best
-    rows = torch.arange(len(best), device=best.device)
-    values = _like(known(s, Scores).alone.cells(rows, best), s, False)
-    pair = (values[:, None], best[:, None]) if keepdim else (values, best)
-    return torch.return_types.max(pair)
-
-
-def _numbers_beside(function: Callable[..., Tensor]) -> None:
-    """Tensors of a shape, dtype and device want no cells."""
-
-    @rule(function)
-    def made(s: Any, *sizes: Any, **named: Any) -> Tensor:
-        like = torch.empty(0, dtype=s.dtype, device=s.device)
-        if function in (torch.zeros_like, torch.ones_like):
-            new = like.new_zeros if function is torch.zeros_like else like.new_ones
-            return new(s.shape, **named) if not sizes and named.keys() <= {"dtype"} else NotImplemented
-        return function(like, *sizes, **named)
-
-
-for _function in (torch.zeros_like, torch.ones_like, T.new_zeros, T.new_ones, T.new_full):
-    _numbers_beside(_function)
+    return like(loss if reduction == "sum" else loss / s.numel(), s)

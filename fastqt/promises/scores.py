@@ -25,11 +25,11 @@ class Meaning:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of meaning has its own
 
     def detached(self) -> Meaning:
         """The same, through which no gradient flows."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of meaning has its own
 
     def value(self) -> Tensor | None:
         """The tensor, where it follows without all cells of a score matrix."""

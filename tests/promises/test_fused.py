@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
-from fastqt.promises import ends
+from fastqt.promises import cells
 from tests.shared.score_programs import Program
 from tests.shared.tolerances import relative
 
@@ -213,7 +213,7 @@ def test_a_loss_has_its_own_values_and_no_cells(name):
 @each
 def test_no_matrix_is_made(name, monkeypatch):
     """Beside the targets that a program makes itself."""
-    monkeypatch.setattr(ends, "ROWS_AT_ONCE", N * N // 4)
+    monkeypatch.setattr(cells, "ROWS_AT_ONCE", N * N // 4)
     loss, _ = LOSSES[name]
     with LargestTensor() as plain:
         with_gradients(loss, inputs(name))

@@ -67,7 +67,7 @@ def pool_without_logits(model: SparseEncoder) -> None:
         return
     _let_states_through(language_model, decoder)
     # Not a method, so that copies and pickles of the model have the decoder of their own.
-    pooling.forward = partial(_pooled, pooling, decoder)  # type: ignore[method-assign]
+    pooling.forward = partial(_pooled, pooling, decoder)  # type: ignore[method-assign]  # of this module alone
 
 
 @torch.no_grad()
