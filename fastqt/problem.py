@@ -98,10 +98,13 @@ class Rows(NamedTuple):
         saved: what the engine's `backward` wants to be given again; of a `Problem` always the logsumexp
             and the target mass of each row, (N,) float64, which a sigmoid leaves undefined, and so does a
             problem of several prefixes.
+        kept: scores that `backward` would compute once more, where the engine keeps them; it is given them
+            after what is saved, or not.
     """
 
     loss: Tensor
     saved: tuple[Tensor, ...]
+    kept: Tensor | None = None
 
 
 @dataclass  # Not frozen: making a frozen instance takes three times as long.

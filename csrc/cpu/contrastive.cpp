@@ -6,7 +6,7 @@
 // cells of a sigmoid do not depend on each other, and it takes tiles of any size.
 // `contrastive_loss_rows` finds the loss of each row from tiles of a fixed size, and
 // `contrastive_loss_backward` computes the scores once more to find the gradients from the saved
-// logsumexp and mass: 8 N M D operations together.
+// logsumexp and mass: 8 N M D operations together, or 6 where the first has kept the scores.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -104,17 +104,25 @@ class RowLosses {
 // column.
 using TargetFault = std::tuple<int64_t, int64_t, int64_t>;
 
-// Calls compute(RowLosses<S>&) with the dtype of the problem for S.
+// Calls compute(RowLosses<S>&, Walk<S>&) with the dtype of the problem for S.
 template <class F>
 TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const F& compute) {
   return with_dtype(p.queries.scalar_type(), [&]<class S>(S) -> TargetFault {
     const Cells<Computed<S>> cells = cells_of<Computed<S>>(p, gradients);
     Walk<S> walk(p.embeddings(), p.scale, gradients, p.normalize);
     RowLosses<S> losses(walk, cells, p);
-    compute(losses);
+    compute(losses, walk);
     walk.finish();
     return {losses.report.status, losses.report.row, losses.report.column};
   });
+}
+
+// Fails unless all scores of a problem fit into `scores`.
+void check_scores(const Problem& p, const std::optional<Tensor>& scores) {
+  if (!scores) return;
+  const int64_t width = p.candidates.size(0) + (p.negatives ? p.negatives->size(0) : 0) +
+                        (p.row_negatives ? 1 : 0);
+  check_tensor("scores", *scores, p.queries.scalar_type(), {p.rows(), width}, Layout::kContiguous);
 }
 
 Tensor row_zeros(int64_t rows) {
@@ -135,17 +143,20 @@ Tensor scalar_loss(ScalarType embeddings, double value) {
   return made;
 }
 
-// Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64.
-std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(const Problem& p,
-                                                                        int64_t tile_rows,
-                                                                        int64_t tile_columns) {
+// Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64. With `scores`,
+// writes the products there that `loss_backward` would compute once more.
+std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(
+    const Problem& p, int64_t tile_rows, int64_t tile_columns,
+    const std::optional<Tensor> scores) {
   check(p);
   check_tile(tile_rows, tile_columns);
+  check_scores(p, scores);
   const Tensor logsumexp = row_zeros(p.rows()), mass = row_zeros(p.rows()),
                loss = row_zeros(p.rows());
   const RowSums sums{logsumexp.mutable_data_ptr<double>(), mass.mutable_data_ptr<double>(),
                      loss.mutable_data_ptr<double>()};
-  const auto [status, row, column] = with_row_losses(p, {}, [&](auto& losses) {
+  const auto [status, row, column] = with_row_losses(p, {}, [&](auto& losses, auto& walk) {
+    if (scores) walk.keep(*scores);
     p.link == kSigmoid ? losses.sigmoid(tile_rows, tile_columns, sums.loss)
                        : losses.softmax(tile_rows, tile_columns, sums);
   });
@@ -169,7 +180,7 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
   const std::vector<double> row_weights(N, row_weight);
   const RowSums sums{statistics.data(), statistics.data() + N, statistics.data() + 2 * N};
 
-  const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses) {
+  const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses, auto&) {
     if (p.link == kSigmoid) {
       const int64_t columns = tile_columns.value_or(std::numeric_limits<int64_t>::max());
       losses.sigmoid_with_gradients(tile_rows, columns, row_weights.data(), sums.loss);
@@ -183,19 +194,23 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
   return {total, present(gradients), status, row, column};
 }
 
-// The gradients of sum_i row_weights_i loss_i that are needed, from what `loss_rows` found.
+// The gradients of sum_i row_weights_i loss_i that are needed, from what `loss_rows` found, and from
+// the scores if it has kept them.
 std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
     const Problem& p, int64_t tile_rows, int64_t tile_columns, const Tensor row_weights,
-    const Tensor logsumexp, const Tensor mass, const std::vector<bool> needs) {
+    const Tensor logsumexp, const Tensor mass, const std::optional<Tensor> scores,
+    const std::vector<bool> needs) {
   check(p);
   check_tile(tile_rows, tile_columns);
+  check_scores(p, scores);
   const int64_t N = p.rows();
   check_tensor("row_weights", row_weights, ScalarType::Double, {N}, Layout::kContiguous);
   check_tensor("logsumexp", logsumexp, ScalarType::Double, {N}, Layout::kContiguous);
   check_tensor("mass", mass, ScalarType::Double, {N}, Layout::kContiguous);
   const Gradients gradients = new_gradients(p, needs);
   const double* const weights = row_weights.const_data_ptr<double>();
-  const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses) {
+  const auto [status, row, column] = with_row_losses(p, gradients, [&](auto& losses, auto& walk) {
+    if (scores) walk.reuse(*scores);
     if (p.link == kSigmoid) {
       std::vector<double> loss(N);
       losses.sigmoid_with_gradients(tile_rows, tile_columns, weights, loss.data());
@@ -211,7 +226,7 @@ std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(("contrastive_loss_rows(" + kProblem +
-         "int tile_rows, int tile_columns) "
+         "int tile_rows, int tile_columns, Tensor(a!)? scores) "
          "-> (Tensor logsumexp, Tensor mass, Tensor loss, int status, int row, int column)")
             .c_str());
   m.def(("contrastive_loss_with_gradients(" + kProblem +
@@ -220,7 +235,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
             .c_str());
   m.def(("contrastive_loss_backward(" + kProblem +
          "int tile_rows, int tile_columns, Tensor row_weights, Tensor logsumexp, Tensor mass, "
-         "bool[] needs) "
+         "Tensor? scores, bool[] needs) "
          "-> (Tensor[] gradients, int status, int row, int column)")
             .c_str());
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -55,6 +56,12 @@ class Walk {
     if (normalize) find_norms();
   }
 
+  // From now on the scores of all tiles are written to `scores` as well, (N, width).
+  void keep(const Tensor& scores) { kept_scores_ = scores; }
+
+  // From now on they are read there, where another walk has kept them.
+  void reuse(const Tensor& scores) { known_scores_ = scores; }
+
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks.
   // visit() reads the scores from tile(), and may write their gradient there. What visit() leaves
   // of the last `kept` tiles stays for `for_tiles_again`.
@@ -66,7 +73,7 @@ class Walk {
     begin_at(0);
     for (std::size_t k = 0; k < places_.size(); ++k) {
       enter_tile(k);
-      score();
+      find_scores();
       visit();
       if (k + 1 == places_.size() || places_[k + 1].rows.begin != rows_.begin) leave_rows();
     }
@@ -80,7 +87,7 @@ class Walk {
     for (std::size_t k = places_.size(); k-- > 0;) {
       const bool kept = slot(k) > 0 || k + kept_ == places_.size();
       enter_tile(k);
-      if (!kept) score();
+      if (!kept) find_scores();
       visit(kept);
       if (k == 0 || places_[k - 1].rows.begin != rows_.begin) leave_rows();
     }
@@ -98,7 +105,7 @@ class Walk {
       parts_.clear();
       for (const Block<S>& block : blocks_)
         parts_.push_back({&block, {0, block.columns.size()}, part(scores_, 1, block.columns)});
-      score();
+      find_scores();
       visit();
       leave_rows();
     });
@@ -271,6 +278,21 @@ class Walk {
     });
   }
 
+  void find_scores() const {
+    if (known_scores_) return copy_rows(scores_, visited(*known_scores_));
+    score();
+    if (kept_scores_) copy_rows(visited(*kept_scores_), scores_);
+  }
+
+  // The part of a matrix (N, width) that is visited.
+  Tensor visited(const Tensor& matrix) const { return part(part(matrix, 0, rows_), 1, columns_); }
+
+  void copy_rows(const Tensor& to, const Tensor& from) const {
+    const RowsOf<S> target(to), source(from);
+    const std::size_t bytes = columns_.size() * sizeof(S);
+    for_rows([&](int64_t i) { std::memcpy(target[i], source[i], bytes); });
+  }
+
   void score() const {
     for (const Part& p : parts_) {
       if (!p.block->is_row_negatives) {
@@ -371,6 +393,7 @@ class Walk {
   std::vector<T> column_factors_;
   int64_t width_ = 0;
 
+  std::optional<Tensor> kept_scores_, known_scores_;
   Tensor workspace_;
   std::vector<Place> places_;
   int64_t tile_rows_ = 0, kept_ = 1;

@@ -97,7 +97,7 @@ class _Loss(torch.autograd.Function):
         if not in_forward:
             rows = engine.forward(p)
             if True in needs:
-                _save(ctx, p, inputs, rows.saved)
+                _save(ctx, p, inputs, rows.saved if rows.kept is None else (*rows.saved, rows.kept))
             return _reduced(rows, reduction, p)
 
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)

@@ -58,9 +58,9 @@ else:
         logsumexp, mass, loss = (queries.new_empty(queries.shape[0], dtype=torch.float64) for _ in range(3))
         return logsumexp, mass, loss, 0, 0, 0
 
-    # The operators of csrc/cpu/contrastive.cpp take a problem's fields by their names, and then tiles' sizes.
+    # The operators of csrc/cpu/contrastive.cpp take a problem's fields by their names, and then others.
     _schema = torch.ops.fastqt.contrastive_loss_rows.default._schema
-    PROBLEM_ARGUMENTS = [argument.name for argument in _schema.arguments][:-2]
+    PROBLEM_ARGUMENTS = [argument.name for argument in _schema.arguments][:-3]
 
     def _fake_gradients(arguments: tuple[Any, ...]) -> list[Tensor]:
         given, needs = dict(zip(PROBLEM_ARGUMENTS, arguments, strict=False)), arguments[-1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -129,14 +130,21 @@ def _debiased_loss(call: Arguments, dim: int | None) -> Tensor:
     queries, positives = rows["queries"], rows["candidates"][: len(rows["queries"])]
     exclude = _without_margin(values["exclude"], queries, positives)
 
-    def sums(scale: float | Tensor) -> Tensor:
+    def sums(of: Mapping[str, Any], scale: float | Tensor) -> Tensor:
         how = {"scale": scale, "normalize": False, "diagonal": "exclude", "exclude": exclude}
-        return batch.part(call.to(log_sum_exp, **rows, **how))
+        return batch.part(call.to(log_sum_exp, **of, **how))
 
     with batch.leaving_word():
-        positive, others = scores(queries, positives, values["scale"]), sums(values["scale"])
-        with torch.no_grad():  # Scores of nearly 0, whose cells filters find as they are.
-            log_count = sums(LEAST_SCALE)
+        positive, others = scores(queries, positives, values["scale"]), sums(rows, values["scale"])
+        with torch.no_grad():
+            if exclude is not None and exclude.of(Above) is not None:  # which compares the scores as they are
+                log_count = sums(rows, LEAST_SCALE)
+            else:
+                of_nothing = {
+                    name: x.new_zeros(*x.shape[:-1], 1) if isinstance(x, Tensor) else x
+                    for name, x in rows.items()
+                }
+                log_count = sums(of_nothing, 1.0)
         true = debiased(positive, [others], [log_count], values["tau_plus"], values["scale"])
         losses = joined_loss(positive, [true])
     return batch.reduced(losses, _reduction(values["reduction"])).to(loss_dtype(queries))

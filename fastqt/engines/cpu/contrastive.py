@@ -3,7 +3,7 @@
 The walk itself is C++, in csrc/cpu/walk.h and contrastive.cpp. `forward_with_gradients` makes all three
 matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
 `forward` only reduces scores to a log-sum-exp a row, and `backward` computes them once more from
-there: 8 N M D, in tiles of a fixed size. A sigmoid's gradients take three products in any tiles.
+there: 8 N M D, in tiles of a fixed size, unless they are few enough to be kept in between. A sigmoid's gradients take three products in any tiles.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer t
 # a chunk stay in the cache, and their memory in the process.
 BFLOAT16_BYTES = 16 * 2**20
 LOW_BYTES = 16 * 2**20  # the same with memory="low"
+KEPT_BYTES = 16 * 2**20  # of all scores, up to which they are kept from the forward to the backward pass
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
@@ -53,12 +54,13 @@ def gradients_in_forward(p: Problem) -> bool:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
+    kept = p.queries.new_empty(len(p.queries), _columns_of(p)) if _keeps_scores(p) else None
     *rows, status, row, column = torch.ops.fastqt.contrastive_loss_rows.default(
-        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS
+        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS, kept
     )
     check_targets(p, status, row, column)
     logsumexp, mass, loss = rows
-    return Rows(loss, (logsumexp, mass))
+    return Rows(loss, (logsumexp, mass), kept)
 
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
@@ -79,9 +81,18 @@ def backward_of_columns(
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
-    """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+    """The gradients of sum_i row_weights_i loss_i, from what `forward` found, with scores if it kept them."""
+    logsumexp, mass, *kept = saved
+    scores = kept[0] if kept else None
     gradients, status, row, column = torch.ops.fastqt.contrastive_loss_backward.default(
-        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS, row_weights, *saved, [*map(bool, needs)]
+        *problem_arguments(p),
+        TILE_ROWS,
+        TILE_COLUMNS,
+        row_weights,
+        logsumexp,
+        mass,
+        scores,
+        [*map(bool, needs)],
     )
     check_targets(p, status, row, column)
     return gradients_of(gradients, needs)
@@ -102,7 +113,20 @@ def _chunk_rows(p: Problem) -> int:
     """How many whole rows of scores fit the memory of a chunk."""
     room = min(room_of(p.memory, CHUNK_BYTES, LOW_BYTES), CHUNK_BYTES)
     cells = room // p.queries.element_size()
-    return cells // (width_of(p) + (p.row_negatives is not None))
+    return cells // _columns_of(p)
+
+
+def _columns_of(p: Problem) -> int:
+    """How many scores a row has."""
+    return width_of(p) + (p.row_negatives is not None)
+
+
+def _keeps_scores(p: Problem) -> bool:
+    """Whether the backward pass finds the scores of the forward pass, and takes three products and not four."""
+    nbytes = len(p.queries) * _columns_of(p) * p.queries.element_size()
+    if nbytes > min(room_of(p.memory, KEPT_BYTES, 0), KEPT_BYTES):
+        return False
+    return any(x is not None and x.requires_grad for x in p.inputs())
 
 
 def _rows_in_cache(p: Problem) -> int:
