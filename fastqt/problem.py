@@ -98,13 +98,10 @@ class Rows(NamedTuple):
         saved: what the engine's `backward` wants to be given again; of a `Problem` always the logsumexp
             and the target mass of each row, (N,) float64, which a sigmoid leaves undefined, and so does a
             problem of several prefixes.
-        kept: scores that `backward` would compute once more, where the engine keeps them; it is given them
-            after what is saved, or not.
     """
 
     loss: Tensor
     saved: tuple[Tensor, ...]
-    kept: Tensor | None = None
 
 
 @dataclass  # Not frozen: making a frozen instance takes three times as long.
@@ -179,7 +176,7 @@ class ClipProblem(Differentiable):
 
     With `pairs` the scores are a rectangle of a larger matrix, which several processes share. Row i and
     column i are then a pair for i < pairs, which is N or 0. A computation has `sums` and `gradients_from` for
-    it, and no loss.
+    it, and no loss. Scores that the first keeps, where they are few, the second need not compute once more.
     """
 
     queries: Tensor  # (N, D)
@@ -188,6 +185,8 @@ class ClipProblem(Differentiable):
     memory: str | int = "fast"
     normalize: bool = False  # as of `Problem`
     pairs: int | None = None
+    keeps: bool = False  # whether `sums` may keep scores
+    kept: Tensor | None = None  # (N, M) scores, where it has
 
     needs_type: ClassVar[type[Any]] = Inputs
 

@@ -203,12 +203,15 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
 
 // Finds the sums of a rectangle of scores, of which row i and column i are a pair for i <
 // len(positive): the score of each pair, and the logsumexp of the other cells in each row and in
-// each column.
+// each column. With `scores`, writes the products there that `clip_gradients_` would compute once
+// more.
 void clip_sums_(const Tensor queries, const Tensor candidates, double scale, bool normalize,
                 int64_t tile_rows, int64_t tile_columns, const Tensor positive,
-                const Tensor row_others, const Tensor column_others) {
+                const Tensor row_others, const Tensor column_others,
+                const std::optional<Tensor> scores) {
   check_scores(queries, candidates, tile_rows, tile_columns);
   const int64_t n = queries.size(0), m = candidates.size(0);
+  check_tensor("scores", scores, queries.scalar_type(), {n, m}, Layout::kContiguous);
   check_pairs("positive", positive, queries, candidates);
   check_numbers("row_others", row_others, n);
   check_numbers("column_others", column_others, m);
@@ -217,19 +220,20 @@ void clip_sums_(const Tensor queries, const Tensor candidates, double scale, boo
                       column_others.mutable_data_ptr<double>(), positive.size(0)};
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
     Walk<S> walk({queries, candidates, none, none}, scale, {}, normalize);
+    if (scores) walk.keep(*scores);
     Clip<S>(walk, n, m).find_sums(sums, tile_rows, tile_columns, 1);
   });
 }
 
 // Writes those gradients of a rectangle that are given. That of a score is `pairs` at a pair, and
 // elsewhere row_weights_i exp(s_ij - row_logsumexp_i) + column_weights_j exp(s_ij -
-// column_logsumexp_j).
+// column_logsumexp_j). Scores that `clip_sums_` has kept are read.
 void clip_gradients_(const Tensor queries, const Tensor candidates, double scale, bool normalize,
                      int64_t tile_rows, int64_t tile_columns, const Tensor row_logsumexp,
                      const Tensor row_weights, const Tensor column_logsumexp,
                      const Tensor column_weights, const Tensor pairs,
-                     const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
-                     const std::optional<Tensor> dscale) {
+                     const std::optional<Tensor> scores, const std::optional<Tensor> dqueries,
+                     const std::optional<Tensor> dcandidates, const std::optional<Tensor> dscale) {
   check_scores(queries, candidates, tile_rows, tile_columns);
   const int64_t n = queries.size(0), m = candidates.size(0);
   check_numbers("row_logsumexp", row_logsumexp, n);
@@ -237,6 +241,7 @@ void clip_gradients_(const Tensor queries, const Tensor candidates, double scale
   check_numbers("column_logsumexp", column_logsumexp, m);
   check_numbers("column_weights", column_weights, m);
   check_pairs("pairs", pairs, queries, candidates);
+  check_tensor("scores", scores, queries.scalar_type(), {n, m}, Layout::kContiguous);
   check_gradients(queries, candidates, dqueries, dcandidates, dscale);
   const std::optional<Tensor> none;
   const Sides sides{row_logsumexp.const_data_ptr<double>(),
@@ -247,6 +252,7 @@ void clip_gradients_(const Tensor queries, const Tensor candidates, double scale
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
     Walk<S> walk({queries, candidates, none, none}, scale,
                  {dqueries, dcandidates, none, none, dscale, none}, normalize);
+    if (scores) walk.reuse(*scores);
     Clip<S>(walk, n, m).find_gradients(sides, tile_rows, tile_columns);
   });
 }
@@ -263,13 +269,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "clip_sums_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, "
       "int tile_columns, "
-      "Tensor(a!) positive, Tensor(b!) row_others, Tensor(c!) column_others) -> ()");
+      "Tensor(a!) positive, Tensor(b!) row_others, Tensor(c!) column_others, Tensor(d!)? scores) "
+      "-> ()");
   m.def(
       "clip_gradients_(Tensor queries, Tensor candidates, float scale, bool normalize, int "
       "tile_rows, "
       "int tile_columns, Tensor row_logsumexp, Tensor row_weights, Tensor column_logsumexp, Tensor "
       "column_weights, "
-      "Tensor pairs, Tensor(a!)? dqueries, Tensor(b!)? dcandidates, Tensor(c!)? dscale) -> ()");
+      "Tensor pairs, Tensor? scores, Tensor(a!)? dqueries, Tensor(b!)? dcandidates, Tensor(c!)? "
+      "dscale) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {

@@ -119,10 +119,9 @@ TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const 
 
 // Fails unless all scores of a problem fit into `scores`.
 void check_scores(const Problem& p, const std::optional<Tensor>& scores) {
-  if (!scores) return;
-  const int64_t width = p.candidates.size(0) + (p.negatives ? p.negatives->size(0) : 0) +
-                        (p.row_negatives ? 1 : 0);
-  check_tensor("scores", *scores, p.queries.scalar_type(), {p.rows(), width}, Layout::kContiguous);
+  const int64_t width =
+      p.candidates.size(0) + (p.negatives ? p.negatives->size(0) : 0) + (p.row_negatives ? 1 : 0);
+  check_tensor("scores", scores, p.queries.scalar_type(), {p.rows(), width}, Layout::kContiguous);
 }
 
 Tensor row_zeros(int64_t rows) {
@@ -146,8 +145,7 @@ Tensor scalar_loss(ScalarType embeddings, double value) {
 // Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64. With `scores`,
 // writes the products there that `loss_backward` would compute once more.
 std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(
-    const Problem& p, int64_t tile_rows, int64_t tile_columns,
-    const std::optional<Tensor> scores) {
+    const Problem& p, int64_t tile_rows, int64_t tile_columns, const std::optional<Tensor> scores) {
   check(p);
   check_tile(tile_rows, tile_columns);
   check_scores(p, scores);
@@ -194,8 +192,8 @@ std::tuple<Tensor, std::vector<Tensor>, int64_t, int64_t, int64_t> loss_with_gra
   return {total, present(gradients), status, row, column};
 }
 
-// The gradients of sum_i row_weights_i loss_i that are needed, from what `loss_rows` found, and from
-// the scores if it has kept them.
+// The gradients of sum_i row_weights_i loss_i that are needed, from what `loss_rows` found, and
+// from the scores if it has kept them.
 std::tuple<std::vector<Tensor>, int64_t, int64_t, int64_t> loss_backward(
     const Problem& p, int64_t tile_rows, int64_t tile_columns, const Tensor row_weights,
     const Tensor logsumexp, const Tensor mass, const std::optional<Tensor> scores,

@@ -95,9 +95,12 @@ class _Loss(torch.autograd.Function):
         in_forward = True in needs and reduction != "none" and engine.gradients_in_forward(p)
         ctx.how, ctx.in_forward = how, in_forward
         if not in_forward:
-            rows = engine.forward(p)
+            forward = engine.forward
             if True in needs:
-                _save(ctx, p, inputs, rows.saved if rows.kept is None else (*rows.saved, rows.kept))
+                forward = getattr(engine, "forward_for_backward", forward)
+            rows = forward(p)
+            if True in needs:
+                _save(ctx, p, inputs, rows.saved)
             return _reduced(rows, reduction, p)
 
         grad_scale = ctx.grad_scale = static_grad_scale(p.queries.dtype, reduction)

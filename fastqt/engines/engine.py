@@ -8,7 +8,9 @@ A module that computes a kind of problem has
     backward(p, saved, row_weights, needs) -> gradients
 
 where total = row_weight * sum_i loss_i, and `backward` gives the gradients of sum_i row_weights_i loss_i
-from what `forward` has saved. A loss that an engine has no computation for is composed of those that it has.
+from what `forward` has saved. It may have `forward_for_backward(p)` as well, which takes the place of
+`forward` where a backward pass follows, and which may save more. A loss that an engine has no computation for
+is composed of those that it has.
 
 The module of a `ClipProblem` also has what processes need that share the scores (see `ClipComputation`):
 

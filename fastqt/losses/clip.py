@@ -15,11 +15,13 @@ from fastqt.engines import Engine, choose, plans
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask
 from fastqt.functional.computed import has_a_walk_of_prefixes
 from fastqt.loss import Arguments, loss
+from fastqt.losses.common import joined_loss
 from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
+from fastqt.losses.pair_scores import PairScores
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.problem import ClipProblem, unit_rows
+from fastqt.problem import ClipProblem, loss_dtype, unit_rows
 from fastqt.torch_modes import input_dtype, is_traced
 
 
@@ -88,7 +90,8 @@ def clip_loss(
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021).
     """
-    if matryoshka is not None and exclude is None and not has_a_walk_of_prefixes(a, backend):
+    has_walk = not is_debiased(tau_plus) and has_a_walk_of_prefixes(a, backend)
+    if matryoshka is not None and exclude is None and not has_walk:
         return call.sum_over_prefixes(
             lambda dim: call.to(clip_loss, a=a[:, :dim], b=b[:, :dim], matryoshka=None)
         )
@@ -106,9 +109,10 @@ def clip_loss(
 def _unsmoothed(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss without label smoothing, by the engine's walk over both directions where it has one."""
     values = call.values
+    if is_debiased(values["tau_plus"]) and values["exclude"] is None:
+        return _debiased_loss(call, a, b)
     traced = call.known.shapes is None and is_traced(a, b)
-    apart = values["exclude"] is not None or is_debiased(values["tau_plus"])
-    if traced or apart or values["matryoshka"] is not None:
+    if traced or values["exclude"] is not None or values["matryoshka"] is not None:
         return _both_directions(call, a, b)
     if isinstance(call.batch, Shards):
         return _of_ranks(call, call.batch, a, b)
@@ -137,6 +141,20 @@ def _both_directions(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     to_b = call.to(info_nce_loss, rows, queries=a, candidates=b, label_smoothing=0.0)
     to_a = call.to(info_nce_loss, rows, queries=b, candidates=a, label_smoothing=0.0, exclude=turned)
     return (to_b + to_a) / 2
+
+
+def _debiased_loss(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
+    """The loss of cosines in which some of the negatives are expected to be positives."""
+    pairs = PairScores(call, unit_rows(a), unit_rows(b))
+    with call.batch.leaving_word():
+        positive, *sums = pairs.both_directions()
+        with torch.no_grad():
+            _, *counts = pairs.of_nothing().both_directions()
+        losses = [
+            joined_loss(positive, [pairs.true_negatives(positive, [x], [count])])
+            for x, count in zip(sums, counts, strict=True)
+        ]
+    return call.batch.reduced(torch.stack(losses).mean(0), call.values["reduction"]).to(loss_dtype(a))
 
 
 def _of_ranks(call: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ symmetric matrix of scores, of which the rows' gradient takes one product: six o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,9 @@ class PairScoring(NamedTuple):
     scale: float | Tensor
     call: Arguments
 
-    def problem(self, rows: Tensor, columns: Tensor) -> ClipProblem:
-        return ClipProblem(rows, columns, self.scale, self.call.values["memory"], pairs=len(rows))
+    def problem(self, rows: Tensor, columns: Tensor, *, keeps: bool = False) -> ClipProblem:
+        memory = self.call.values["memory"]
+        return ClipProblem(rows, columns, self.scale, memory, pairs=len(rows), keeps=keeps)
 
 
 def paired_sums(rows: Tensor, columns: Tensor, scoring: PairScoring) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,21 +116,21 @@ class _PairedSums(torch.autograd.Function):
     def forward(
         ctx: Any, engine: Engine, scoring: PairScoring, rows: Tensor, columns: Tensor, *scale: Tensor
     ) -> tuple[Tensor, ...]:
-        p = scoring.problem(rows, columns)
+        p = scoring.problem(rows, columns, keeps=any(ctx.needs_input_grad))
         positive, row_others, column_others = engine.computation(p).sums(p)
         column_others = scoring.call.batch.log_add_up(column_others)
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
-        ctx.save_for_backward(rows, columns, row_others, column_others, *scale)
+        ctx.save_for_backward(rows, columns, row_others, column_others, p.kept, *scale)
         return positive, row_others, column_others[: len(rows)].clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scoring: _Saved = ctx.scoring
         check_backward(scoring.function, *upstream)
-        rows, columns, row_others, column_others, *scale = ctx.saved_tensors
+        rows, columns, row_others, column_others, kept, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
         of_columns = scoring.batch.gather_constant_own_first(of_columns)
-        p = ClipProblem(rows, columns, scale[0] if scale else scoring.scale, scoring.memory, pairs=len(rows))
+        p = scoring.problem(rows, columns, kept, scale)
         _, _, *wanted = ctx.needs_input_grad
         found = ctx.engine.computation(p).gradients_from(
             p,
@@ -147,20 +148,20 @@ class _OwnSums(torch.autograd.Function):
     def forward(
         ctx: Any, engine: Engine, scoring: PairScoring, rows: Tensor, all_rows: Tensor, *scale: Tensor
     ) -> Tensor:
-        p = scoring.problem(rows, all_rows)
+        p = scoring.problem(rows, all_rows, keeps=any(ctx.needs_input_grad))
         sums = engine.computation(p).sums(p).row_others
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
-        ctx.save_for_backward(rows, all_rows, sums, *scale)
+        ctx.save_for_backward(rows, all_rows, sums, p.kept, *scale)
         return sums.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scoring: _Saved = ctx.scoring
         check_backward(scoring.function, *upstream)
-        rows, all_rows, sums, *scale = ctx.saved_tensors
+        rows, all_rows, sums, kept, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
         every = ClipSide(*(scoring.batch.gather_constant_own_first(x) for x in own))
-        p = ClipProblem(rows, all_rows, scale[0] if scale else scoring.scale, scoring.memory, pairs=len(rows))
+        p = scoring.problem(rows, all_rows, kept, scale)
         wanted = ctx.needs_input_grad
         # A row is in the scores of its own row and of its own column. The candidates are the same rows.
         found = ctx.engine.computation(p).gradients_from(
@@ -182,6 +183,12 @@ class _Saved(NamedTuple):
     memory: Memory
     batch: Batch
     function: str
+
+    def problem(
+        self, rows: Tensor, columns: Tensor, kept: Tensor | None, scale: Sequence[Tensor]
+    ) -> ClipProblem:
+        of_pairs = scale[0] if scale else self.scale
+        return ClipProblem(rows, columns, of_pairs, self.memory, pairs=len(rows), kept=kept)
 
 
 def _saved(scoring: PairScoring, scale: tuple[Tensor, ...]) -> _Saved:

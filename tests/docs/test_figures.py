@@ -71,6 +71,7 @@ def share(part: float) -> str:
 # Each fact, and its figure: from the code, where the code has it.
 FACTS: dict[str, str | Callable[[], str]] = {
     "memory of a chunk on a CPU": lambda: of_bytes(cpu.CHUNK_BYTES),
+    "scores that are kept on a CPU": lambda: of_bytes(cpu.KEPT_BYTES),
     "memory=low on a CPU": lambda: of_bytes(cpu.LOW_BYTES),
     "memory of the engine torch on a CPU": lambda: of_bytes(walk.ROOM["cpu"][0]),
     "memory=low of the engine torch on a CPU": lambda: of_bytes(walk.ROOM["cpu"][1]),
@@ -121,7 +122,9 @@ STATED = {
     "docs/how-to/retriever.md": "5 %",
     "docs/how-to/search.md": "recall of an index",
     "docs/integrations.md": ("longest row of text; largest tokenizer file; sample of a build of an index"),
-    "docs/kernels.md": "memory of a chunk on a CPU; E of a launch that is repeated; counts may rise",
+    "docs/kernels.md": (
+        "memory of a chunk on a CPU; scores that are kept on a CPU; E of a launch that is repeated; counts may rise"
+    ),
     "docs/losses/general.md": (
         "memory of a chunk on a CPU; memory on a GPU, at least; memory=low on a CPU; memory=low on a GPU"
     ),

@@ -198,7 +198,7 @@ def peak(name: str, n: int, **how) -> int:
     queries, *documents, scale = given
     with Live(*given) as live:
         loss = fastqt.multiple_negatives_ranking_loss(
-            queries, documents, scale=scale, **how, **excluding(SAMPLE[name])
+            queries, documents, scale=scale, memory="low", **how, **excluding(SAMPLE[name])
         )
         torch.autograd.grad(loss, given)
     return live.most

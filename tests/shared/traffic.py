@@ -87,7 +87,7 @@ def _sent(name: str, args: Any) -> int:
 
 
 def _operations(name: str, args: Any) -> int:
-    """2 n M D for the scores, and as many for the gradient of each side that is wanted."""
+    """2 n M D for scores that are not kept, and as many for the gradient of each side that is wanted."""
     if name == "product_levels":  # which computes nothing
         return 0
     queries, candidates = args[:2]
@@ -97,12 +97,14 @@ def _operations(name: str, args: Any) -> int:
         columns += 0 if negatives is None else len(negatives)
         needs = () if name == "contrastive_loss_rows" else args[-1]
         sides = [*needs[:1], any(needs[1:3])] if needs else []
+        scores = name != "contrastive_loss_backward" or args[-2] is None
     elif name.startswith("clip"):
         gradients = {"clip_sums_": (), "clip_gradients_": args[-3:-1]}[name]
         sides = [x is not None for x in gradients]
+        scores = name == "clip_sums_" or args[-4] is None
     else:
         raise KeyError(name)
-    return 2 * len(queries) * columns * queries.shape[1] * (1 + sum(sides))
+    return 2 * len(queries) * columns * queries.shape[1] * (scores + sum(sides))
 
 
 def traffic(call: Call) -> tuple[Recorder, Recorder]:

@@ -3,7 +3,8 @@
 The walk itself is C++, in csrc/cpu/walk.h and contrastive.cpp. `forward_with_gradients` makes all three
 matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
 `forward` only reduces scores to a log-sum-exp a row, and `backward` computes them once more from
-there: 8 N M D, in tiles of a fixed size, unless they are few enough to be kept in between. A sigmoid's gradients take three products in any tiles.
+there, in tiles of a fixed size: 8 N M D, or 6 where scores are few enough to be kept in between. A
+sigmoid's gradients take three products in any tiles.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fastqt.fields import getter, places_of
 from fastqt.problem import (
     DIAGONALS,
     LINKS,
+    ClipProblem,
     Gradients,
     Inputs,
     Needs,
@@ -54,13 +56,22 @@ def gradients_in_forward(p: Problem) -> bool:
 
 def forward(p: Problem) -> Rows:
     """The loss of each row."""
-    kept = p.queries.new_empty(len(p.queries), _columns_of(p)) if _keeps_scores(p) else None
+    return _forward(p, None)
+
+
+def forward_for_backward(p: Problem) -> Rows:
+    """The same; where the scores are few, they are saved as well."""
+    columns = _columns_of(p)
+    return _forward(p, p.queries.new_empty(len(p.queries), columns) if keeps(p, columns) else None)
+
+
+def _forward(p: Problem, scores: Tensor | None) -> Rows:
     *rows, status, row, column = torch.ops.fastqt.contrastive_loss_rows.default(
-        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS, kept
+        *problem_arguments(p), TILE_ROWS, TILE_COLUMNS, scores
     )
     check_targets(p, status, row, column)
     logsumexp, mass, loss = rows
-    return Rows(loss, (logsumexp, mass), kept)
+    return Rows(loss, (logsumexp, mass) if scores is None else (logsumexp, mass, scores))
 
 
 def forward_with_gradients(p: Problem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
@@ -81,9 +92,8 @@ def backward_of_columns(
 
 
 def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
-    """The gradients of sum_i row_weights_i loss_i, from what `forward` found, with scores if it kept them."""
-    logsumexp, mass, *kept = saved
-    scores = kept[0] if kept else None
+    """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
+    logsumexp, mass, *scores = saved
     gradients, status, row, column = torch.ops.fastqt.contrastive_loss_backward.default(
         *problem_arguments(p),
         TILE_ROWS,
@@ -91,7 +101,7 @@ def backward(p: Problem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: 
         row_weights,
         logsumexp,
         mass,
-        scores,
+        *(scores or (None,)),
         [*map(bool, needs)],
     )
     check_targets(p, status, row, column)
@@ -121,12 +131,10 @@ def _columns_of(p: Problem) -> int:
     return width_of(p) + (p.row_negatives is not None)
 
 
-def _keeps_scores(p: Problem) -> bool:
-    """Whether the backward pass finds the scores of the forward pass, and takes three products and not four."""
-    nbytes = len(p.queries) * _columns_of(p) * p.queries.element_size()
-    if nbytes > min(room_of(p.memory, KEPT_BYTES, 0), KEPT_BYTES):
-        return False
-    return any(x is not None and x.requires_grad for x in p.inputs())
+def keeps(p: Problem | ClipProblem, columns: int) -> bool:
+    """Whether scores are few enough to be kept, so that the backward pass takes two products, not three."""
+    room = room_of(p.memory, CHUNK_BYTES, LOW_BYTES) - LOW_BYTES  # beside a tile
+    return len(p.queries) * columns * p.queries.element_size() <= min(room, KEPT_BYTES)
 
 
 def _rows_in_cache(p: Problem) -> int:

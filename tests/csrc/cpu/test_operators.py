@@ -54,10 +54,11 @@ def rows(size: int = N, value: float = 1.0) -> Tensor:
 
 
 OF_BACKWARD = {"row_weights": rows(), "logsumexp": rows(), "mass": rows()}
+SCORES = {"scores": torch.zeros(N, M)}
 OPERATORS: dict[str, Arguments] = {
-    "contrastive_loss_rows": {"tile_columns": 4},
+    "contrastive_loss_rows": {"tile_columns": 4, "scores": None},
     "contrastive_loss_with_gradients": {"tile_columns": None, "row_weight": 1.0, "needs": NEEDS},
-    "contrastive_loss_backward": {"tile_columns": 4, **OF_BACKWARD, "needs": NEEDS},
+    "contrastive_loss_backward": {"tile_columns": 4, **OF_BACKWARD, "scores": None, "needs": NEEDS},
 }
 EMBEDDINGS = {"queries": torch.ones(N, D), "candidates": torch.ones(N, D)}
 TILES = {"scale": 2.0, "normalize": False, "tile_rows": 2, "tile_columns": 4}
@@ -71,10 +72,10 @@ OF_BLOCKS = {
     **{"shares": torch.ones(4, N), "dshares": torch.zeros(4, N), "loss": rows(), "weights": rows()},
     **GRADIENTS,
 }
-OF_SUMS = {"positive": rows(), "row_others": rows(), "column_others": rows(M)}
+OF_SUMS = {"positive": rows(), "row_others": rows(), "column_others": rows(M), **SCORES}
 OF_RECTANGLES = {
     **{"row_logsumexp": rows(), "row_weights": rows(), "pairs": rows()},
-    **{"column_logsumexp": rows(M), "column_weights": rows(M)},
+    **{"column_logsumexp": rows(M), "column_weights": rows(M), **SCORES},
     **{**GRADIENTS, "dcandidates": torch.zeros(M, D)},
 }
 RECTANGLE = {**EMBEDDINGS, "candidates": torch.ones(M, D), **TILES}
@@ -220,8 +221,9 @@ def counts(*names: str) -> Refusals:
 
 OF_OPERATORS: dict[str, Refusals] = {
     **dict.fromkeys(OPERATORS, PROBLEMS),
+    "contrastive_loss_rows": {**PROBLEMS, **malformed(SCORES)},
     "contrastive_loss_with_gradients": {**PROBLEMS, **NEEDED},
-    "contrastive_loss_backward": {**PROBLEMS, **NEEDED, **malformed(OF_BACKWARD)},
+    "contrastive_loss_backward": {**PROBLEMS, **NEEDED, **malformed(OF_BACKWARD), **malformed(SCORES)},
     "clip_walk_": {**of_embeddings(N), **malformed(OF_CLIP), **counts("tile", "kept"), **NO_WEIGHTS},
     "clip_sums_": {**of_embeddings(M), **malformed(OF_SUMS), **counts("tile")},
     "clip_gradients_": {**of_embeddings(M), **malformed(OF_RECTANGLES), **counts("tile")},
@@ -254,7 +256,7 @@ def test_what_the_cases_change_is_accepted(operator):
     """Also without gradients, and with tiles that are larger than any matrix: no sum of sizes overflows."""
     given = WALKS[operator]
     call(operator, {})
-    call(operator, {name: None for name in (*GRADIENTS, "dshares") if name in given})
+    call(operator, {name: None for name in (*GRADIENTS, *SCORES, "dshares") if name in given})
     call(operator, {name: 2**63 - 1 for name in ("tile_rows", "tile_columns") if name in given})
     for pairs in (0, 1, N):
         call(operator, {name: rows(pairs) for name in ("positive", "pairs") if name in given})
@@ -277,8 +279,31 @@ def test_the_three_operators_agree():
     assert relative(loss, expected) < FLOAT64
     total, once, *_ = call("contrastive_loss_with_gradients", given)
     assert relative(total, expected.sum()) < FLOAT64
-    again, *_ = call("contrastive_loss_backward", {**given, "logsumexp": logsumexp, "mass": mass})
+    of_rows = {"logsumexp": logsumexp, "mass": mass}
+    again, *_ = call("contrastive_loss_backward", {**given, **of_rows})
     assert all(relative(a, b) < FLOAT64 for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_kept_scores_are_those_that_would_be_computed_again(dtype, normalize):
+    """Tiles of other sizes read them, and none of the embeddings' products is taken again."""
+    given = problem(dtype, columns=INTEGERS[:N], diagonal=2, normalize=normalize)
+    for name in ("bias", "row_scores", "thresholds"):
+        given[name] = given[name].to(torch.promote_types(dtype, torch.float32))
+    columns = len(given["candidates"]) + len(given["negatives"]) + 1
+    scores = torch.full((N, columns), torch.nan, dtype=dtype)
+    kept = call("contrastive_loss_rows", {**given, "scores": scores})
+    plain = call("contrastive_loss_rows", given)
+    assert all(torch.equal(a, b) for a, b in zip(kept[:3], plain[:3], strict=True))
+    assert scores.isfinite().all()
+
+    found = {**given, "logsumexp": kept[0], "mass": kept[1], "tile_rows": 3, "tile_columns": 5}
+    again, *_ = call("contrastive_loss_backward", found)
+    reused, *_ = call("contrastive_loss_backward", {**found, "scores": scores})
+    assert all(torch.equal(a, b) for a, b in zip(reused, again, strict=True))
+    other, *_ = call("contrastive_loss_backward", {**found, "scores": scores - 1})
+    assert not torch.equal(other[0], again[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -341,7 +366,11 @@ def results(given: dict[str, Any], tile_columns: int) -> tuple[list[Tensor], lis
     """The losses and gradients that the operators find, and the faults that each reports."""
     needs = [True, True, True, False, True, False, False]
     call = torch.ops.fastqt
-    logsumexp, mass, loss, *first = call.contrastive_loss_rows(**given, tile_columns=tile_columns)
+    columns = len(given["candidates"]) + len(given["negatives"])
+    scores = torch.empty(N, columns, dtype=torch.float64)
+    logsumexp, mass, loss, *first = call.contrastive_loss_rows(
+        **given, tile_columns=tile_columns, scores=scores
+    )
     tiles = tile_columns if given["link"] == 1 else None
     total, once, *second = call.contrastive_loss_with_gradients(
         **given, tile_columns=tiles, row_weight=1.0, needs=needs
@@ -352,6 +381,7 @@ def results(given: dict[str, Any], tile_columns: int) -> tuple[list[Tensor], lis
         row_weights=torch.ones(N, dtype=torch.float64),
         logsumexp=logsumexp,
         mass=mass,
+        scores=scores,
         needs=needs,
     )
     return [loss, total, *once, *again], [tuple(first), tuple(second), tuple(third)]

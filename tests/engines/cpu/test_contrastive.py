@@ -92,6 +92,47 @@ def test_threads_agree_and_runs_repeat(memory):
     assert_same(one, two, REORDERED[torch.float32])
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("loss", [fastqt.log_sum_exp, fastqt.info_nce_loss, fastqt.dcl_loss, fastqt.hcl_loss])
+def test_kept_scores_change_no_bit_and_serve_every_backward_pass(loss, normalize, monkeypatch):
+    """The backward pass has the same scores as where it computes them once more."""
+    inputs = torch.randn(2, 70, 9, dtype=torch.float64, requires_grad=True)
+    of_views = loss in (fastqt.dcl_loss, fastqt.hcl_loss)
+    how = {"scale": 2.0} if of_views else {"reduction": "none", "normalize": normalize}
+    how = how if loss is not fastqt.log_sum_exp else {"normalize": normalize}
+
+    def gradients() -> list[torch.Tensor]:
+        rows = loss(*inputs, **how, backend="cpu")
+        weights = torch.linspace(1, 2, rows.numel(), dtype=rows.dtype).view_as(rows)
+        return [torch.autograd.grad(rows, inputs, weights, retain_graph=True)[0] for _ in range(2)]
+
+    assert schedule.KEPT_BYTES >= 70 * 70 * 8
+    first, again = gradients()
+    monkeypatch.setattr(schedule, "KEPT_BYTES", 0)
+    computed_again, _ = gradients()
+    assert torch.equal(first, again)
+    assert torch.equal(first, computed_again)
+
+
+@pytest.mark.parametrize("memory", ["fast", "low", 2**24, 2**25])
+def test_scores_are_kept_where_the_memory_holds_them(memory, monkeypatch):
+    """And not for parts of a larger problem, for a loss without gradients, or with memory="low"."""
+    monkeypatch.setattr(schedule, "LOW_BYTES", 2**24)
+    scores = []
+    compute = torch.ops.fastqt.contrastive_loss_rows.default
+    monkeypatch.setattr(
+        torch.ops.fastqt.contrastive_loss_rows, "default", lambda *x: scores.append(x[-1]) or compute(*x)
+    )
+    queries, candidates = torch.randn(2, 70, 9, dtype=torch.float64)
+    for leaf, exclude in ((False, None), (True, None), (True, fastqt.Within(torch.arange(70) // 2))):
+        x = queries.clone().requires_grad_(leaf)
+        fastqt.log_sum_exp(x, candidates, memory=memory, exclude=exclude, backend="cpu")
+    alone, followed, *parts = (x is not None for x in scores)
+    assert not alone
+    assert followed == (memory in ("fast", 2**25))
+    assert not any(parts)
+
+
 def test_strided_targets_and_masks_are_read_in_place():
     case = next(c for c in CASES if c.name == "all at once")
     inputs = case.inputs(torch.float64)
