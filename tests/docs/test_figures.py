@@ -123,7 +123,8 @@ STATED = {
     "docs/how-to/search.md": "recall of an index",
     "docs/integrations.md": ("longest row of text; largest tokenizer file; sample of a build of an index"),
     "docs/kernels.md": (
-        "memory of a chunk on a CPU; scores that are kept on a CPU; E of a launch that is repeated; counts may rise"
+        "memory of a chunk on a CPU; scores that are kept on a CPU; E of a launch that is repeated; "
+        "counts may rise"
     ),
     "docs/losses/general.md": (
         "memory of a chunk on a CPU; memory on a GPU, at least; memory=low on a CPU; memory=low on a GPU"
