@@ -17,6 +17,8 @@ from fastqt.autograd.transformed import is_transformed
 from fastqt.promises import cells as cells
 from fastqt.promises import closed as closed
 from fastqt.promises import ends as ends
+from fastqt.promises import rows as rows
+from fastqt.promises import selections as selections
 from fastqt.promises.promise import Promise, State, Watch, called, changes_in_place, parts, promised
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Product, Scores
@@ -109,7 +111,7 @@ class _Mode(TorchFunctionMode):
             return called(func, args, kwargs, self.watch)
         sides = _sides(func, args, kwargs)
         if sides is not None and self._takes(*sides):
-            return self._promise(func, args, *sides)
+            return self._promise(func, args, kwargs, *sides)
         return func(*args, **kwargs)
 
     def _before_change(self, flat: list[Any]) -> None:
@@ -134,7 +136,9 @@ class _Mode(TorchFunctionMode):
             return False
         return not any(isinstance(x, torch.nn.Parameter) for x in (*_origins(queries), *_origins(candidates)))
 
-    def _promise(self, func: Callable[..., Any], args: Any, queries: Tensor, candidates: Tensor) -> Promise:
+    def _promise(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, queries: Tensor, candidates: Tensor
+    ) -> Promise:
         device = queries.device.type
         product = Product(queries, candidates)
         if torch.is_autocast_enabled(device):
@@ -142,7 +146,7 @@ class _Mode(TorchFunctionMode):
             product = product.with_tensors(lambda x: x.to(dtype))
         if not torch.is_grad_enabled():
             product = product.with_tensors(Tensor.detach)
-        promise = promised(State(func, args, {}, Scores((product,))), product.queries.dtype)
+        promise = promised(State(func, args, kwargs, Scores((product,))), product.queries.dtype)
         self.watch.live.add(promise.box)
         return promise
 
@@ -155,8 +159,12 @@ def _origins(x: Tensor) -> tuple[Tensor, ...]:
 
 def _sides(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
     """The rows (N, D) and (M, D) whose products a function gives."""
+    if func in (F.cosine_similarity, torch.cosine_similarity):
+        return _of_cosines(*args, **kwargs)
     if kwargs:
         return None
+    if func in (torch.outer, torch.ger, Tensor.outer, Tensor.ger):
+        return _of_vectors(*args)
     if func is torch.einsum:
         return _of_einsum(args)
     if len(args) != 2 or not (func in _MATRICES or func in _OF_ROWS):
@@ -174,6 +182,9 @@ def _of_einsum(args: Any) -> tuple[Tensor, Tensor] | None:
         return None
     inputs, _, output = args[0].replace(" ", "").partition("->")
     first, _, second = inputs.partition(",")
+    if len(first) == len(second) == 1 and output == first + second and first != second:
+        return _of_vectors(*args[1:])
+
     if not all(type(x) is Tensor and x.dim() == 2 for x in args[1:]) or len(output) != 2:
         return None
     shared = set(first) & set(second)
@@ -187,3 +198,37 @@ def _of_einsum(args: Any) -> tuple[Tensor, Tensor] | None:
         for term, x in zip((first, second), args[1:], strict=True)
     }
     return rows[output[0]], rows[output[1]]
+
+
+def _of_vectors(*vectors: Any) -> tuple[Tensor, Tensor] | None:
+    """A vector for each row and one for each column."""
+    if len(vectors) != 2 or not all(type(x) is Tensor and x.dim() == 1 for x in vectors):
+        return None
+    rows, columns = vectors
+    return rows[:, None], columns[:, None]
+
+
+def _of_cosines(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """Each of (N, 1, D) with each of (1, M, D), as torch takes them by their norms."""
+    several = [*args, *(kwargs[name] for name in ("x1", "x2", "dim", "eps")[len(args) :] if name in kwargs)]
+    if len(several) != len(args) + len(kwargs) or not 2 <= len(several) <= 4:
+        return None
+    a, b = several[:2]
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+    eps = kwargs.get("eps", args[3] if len(args) > 3 else 1e-8)
+    if not all(type(x) is Tensor and x.dim() == 3 for x in (a, b)) or dim not in (2, -1):
+        return None
+    if a.dtype != b.dtype or torch.is_autocast_enabled(a.device.type):
+        return None
+    turned = a.shape[0] == 1 and b.shape[1] == 1
+    if not turned and not (a.shape[1] == 1 and b.shape[0] == 1):
+        return None
+    rows, columns = (b[:, 0], a[0]) if turned else (a[:, 0], b[0])
+    return _over_norms(rows, eps), _over_norms(columns, eps)
+
+
+def _over_norms(x: Tensor, eps: float) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True).clone()
+    with torch.no_grad():
+        norms.clamp_min_(eps)
+    return x / norms

@@ -1,4 +1,4 @@
-"""Functions that want few cells of scores, of pairs or the best of each row, or nothing but their shape."""
+"""Functions that want few cells of scores, or nothing but their shape."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.promises import closed
+from fastqt.promises import walk
 from fastqt.promises.ends import like, loss_of_targets
-from fastqt.promises.promise import RULES, Promise, known
-from fastqt.promises.scores import Exponentials, LogProbabilities, Scores
+from fastqt.promises.promise import RULES, Promise, View, known
+from fastqt.promises.rows import FEW, taken
+from fastqt.promises.scores import Diagonal, LogProbabilities
 
 T = Tensor
 rule = RULES.rule
-ROWS_AT_ONCE = 2**20  # cells of a walk over rows without a gradient
 
 
 @rule(T.gather, torch.gather)
 def gathered(s: Any, dim: Any, index: Any, **named: Any) -> Any:
     is_index = type(index) is Tensor and index.dtype == torch.int64 and index.dim() == 2
-    if named or dim not in (1, -1) or not is_index or len(index) != s.shape[0]:
+    if named or dim not in (1, -1) or not is_index or len(s.shape) != 2 or len(index) != s.shape[0]:
         return NotImplemented
     if index.shape[1] == 1 and known(s, LogProbabilities) is not None:
         picked = _picked(s, index[:, 0])
-        return picked if picked is NotImplemented else picked[:, None]
-    p = None if known(s, Scores) is None else known(s, Scores).alone
-    if p is None or index.shape[1] * index.shape[0] * 4 > s.numel() or not _in_range(index, s.shape[1]):
+        if picked is not NotImplemented:
+            return picked[:, None]
+    state = walk.matrix(s)
+    if state is None or index.numel() * FEW > s.numel() or not _in_range(index, s.shape[1]):
         return NotImplemented
-    rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
-    cells = p.cells(rows, index)
-    return NotImplemented if cells is None else like(cells, s, False)
+    return taken(state, torch.arange(len(index), device=index.device)[:, None].expand_as(index), index)
 
 
 @rule(T.__getitem__)
@@ -46,20 +45,15 @@ def indexed(s: Any, where: Any) -> Any:
     rows, columns = lists
     if len(rows) != len(columns) or not (_in_range(rows, N) and _in_range(columns, M)):
         return NotImplemented
-    if known(s, LogProbabilities) is not None:
-        everyone = len(rows) == N and bool((rows == torch.arange(N, device=rows.device)).all())
-        return _picked(s, columns) if everyone else NotImplemented
-    if (exponentials := known(s, Exponentials)) is not None:
-        return _exponentials_of_cells(s, exponentials, rows, columns)
-    p = None if known(s, Scores) is None else known(s, Scores).alone
-    cells = None if p is None else p.cells(rows, columns)
-    return NotImplemented if cells is None else like(cells, s, False)
-
-
-def _exponentials_of_cells(s: Promise, exponentials: Exponentials, rows: Tensor, columns: Tensor) -> Any:
-    p = exponentials.scores.alone
-    cells = None if p is None else p.cells(rows, columns)
-    return NotImplemented if cells is None else like(cells.exp(), s, False)
+    everyone = len(rows) == N and bool((rows == torch.arange(N, device=rows.device)).all())
+    if everyone and known(s, LogProbabilities) is not None:
+        picked = _picked(s, columns)
+        if picked is not NotImplemented:
+            return picked
+    state = walk.matrix(s)
+    if state is None or len(rows) * FEW > s.numel():
+        return NotImplemented
+    return taken(state, rows, columns)
 
 
 def _in_range(index: Tensor, length: int) -> bool:
@@ -71,45 +65,43 @@ def _picked(s: Promise, target: Tensor) -> Any:
     if not _in_range(target, s.shape[1]):
         return NotImplemented
     losses = loss_of_targets(known(s, LogProbabilities).scores, target, -100, "none")
-    return losses if losses is NotImplemented else like(-losses, s, False)
+    if losses is NotImplemented:
+        return losses
+    picked = like(-losses, s, False)
+    s.box.state.take(torch.arange(len(target), device=target.device), target, picked)
+    return picked
 
 
 @rule(T.diag, torch.diag)
-def diagonal(s: Any, *options: Any) -> Any:
-    is_square = len(s.shape) == 2 and s.shape[0] == s.shape[1]
-    if not options and is_square and (exponentials := known(s, Exponentials)) is not None:
-        rows = torch.arange(len(s), device=s.device)
-        return _exponentials_of_cells(s, exponentials, rows, rows)
-    if options or not is_square or known(s, LogProbabilities) is None:
-        return closed.copied_diagonal(s, *options)
-    return _picked(s, torch.arange(len(s), device=s.device))
+def diagonal(s: Any, diagonal: int = 0) -> Any:
+    """A copy of the cells (i, i + diagonal)."""
+    if not diagonal and len(s.shape) == 2 and s.shape[0] == s.shape[1] and known(s, LogProbabilities):
+        picked = _picked(s, torch.arange(s.shape[0], device=s.device))
+        if picked is not NotImplemented:
+            return picked
+    return _diagonal(s, diagonal)
 
 
-@rule(T.argmax, torch.argmax)
-def argmax(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The best column of each row, some rows at a time."""
-    scores = known(s, Scores)
-    p = None if scores is None else scores.alone
-    if p is None or dim not in (1, -1) or not p.is_plain:
+@rule(T.diagonal, torch.diagonal)
+def view_of_diagonal(s: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    if (dim1 % 2, dim2 % 2) != (0, 1) or s.box.base is not None:
         return NotImplemented
-    best = []
-    height = max(ROWS_AT_ONCE // max(len(p.candidates), 1), 1)
-    with torch.no_grad():
-        for rows in p.queries.split(height):
-            best.append((rows @ p.candidates.T * p.scale + p.bias).argmax(1, keepdim=keepdim))
-    return torch.cat(best)
+    meaning = _diagonal(s, offset)
+    return View(meaning) if isinstance(meaning, Diagonal) else NotImplemented
 
 
-@rule(T.max, torch.max)
-def maxima(s: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The largest cell of each row, whose gradient goes to it, and its column."""
-    best = argmax(s, dim) if isinstance(dim, int) and dim in (1, -1) else NotImplemented
-    if best is NotImplemented:
-        return best
-    rows = torch.arange(len(best), device=best.device)
-    values = like(known(s, Scores).alone.cells(rows, best), s, False)
-    pair = (values[:, None], best[:, None]) if keepdim else (values, best)
-    return torch.return_types.max(pair)
+def _diagonal(s: Any, offset: int) -> Any:
+    state = walk.matrix(s)
+    if state is None or len(s.shape) != 2:
+        return NotImplemented
+    length = min(s.shape[0] + min(offset, 0), s.shape[1] - max(offset, 0))
+    if length <= 0 or length * FEW > s.numel():
+        return NotImplemented
+    rows = torch.arange(length, device=s.device)
+    where = rows - min(offset, 0), rows + max(offset, 0)
+    if "cells" in walk.kinds_of(state):
+        return Diagonal(length, lambda: walk.picked(state, *where))
+    return taken(state, *where)
 
 
 def _numbers_beside(function: Callable[..., Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastqt.promises.promise import RULES, Promise, View, known
-from fastqt.promises.scores import Diagonal, Exponentials, Meaning, Product, Scores, is_number
+from fastqt.promises.scores import Exponentials, Meaning, Product, Scores, is_number
 
 T = Tensor
 rule = RULES.rule
@@ -37,7 +37,11 @@ def _or_not(answer: Meaning | View | None) -> Any:
     return NotImplemented if answer is None else answer
 
 
-@rule(T.t, torch.t, T.adjoint, *(getattr(T, name).__get__ for name in ("T", "mT", "H")))
+TURNS = (T.t, torch.t, T.adjoint, *(getattr(T, name).__get__ for name in ("T", "mT", "H")))
+TURNS_BY_DIMS = (T.transpose, torch.transpose, T.swapaxes, torch.swapaxes, T.permute, torch.permute)
+
+
+@rule(*TURNS)
 def transposed(s: Any) -> Any:
     scores = _scores(s)
     alone = None if scores is None or s.box.base is not None else scores.alone
@@ -45,12 +49,16 @@ def transposed(s: Any) -> Any:
     return NotImplemented if turned is None else View(Scores((turned,)))
 
 
-@rule(T.transpose, torch.transpose, T.swapaxes, torch.swapaxes, T.permute, torch.permute)
+@rule(*TURNS_BY_DIMS)
 def transposed_by_dims(s: Any, *dims: Any) -> Any:
+    return transposed(s) if turns(dims) else NotImplemented
+
+
+def turns(dims: tuple[Any, ...]) -> bool:
+    """Whether these dimensions are those of a transposed matrix."""
     flat = dims[0] if len(dims) == 1 and isinstance(dims[0], tuple | list) else dims
     is_turned = len(flat) == 2 and all(isinstance(x, int) for x in flat) and {x % 2 for x in flat} == {0, 1}
-    swaps = tuple(x % 2 for x in flat) == (1, 0) or not isinstance(dims[0], tuple | list)
-    return transposed(s) if is_turned and swaps else NotImplemented
+    return is_turned and (tuple(x % 2 for x in flat) == (1, 0) or not isinstance(dims[0], tuple | list))
 
 
 @rule(T.detach, torch.detach)
@@ -235,13 +243,13 @@ def diagonal_filled(s: Any, value: Any, wrap: bool = False) -> Any:
     return Scores((replace(p, diagonal="exclude"),)) if value == -math.inf else NotImplemented
 
 
-def _with_diagonal_filled(s: Tensor, value: float, wrap: bool = False) -> Tensor:
+def with_diagonal_filled(s: Tensor, value: float, wrap: bool = False) -> Tensor:
     """`fill_diagonal_` as a function that changes nothing."""
     return s.clone().fill_diagonal_(value, wrap)
 
 
-RULES.of[_with_diagonal_filled] = diagonal_filled
-RULES.in_place[T.fill_diagonal_] = _with_diagonal_filled
+RULES.of[with_diagonal_filled] = diagonal_filled
+RULES.in_place[T.fill_diagonal_] = with_diagonal_filled
 
 
 @rule(T.__setitem__)
@@ -249,15 +257,15 @@ def set_cells(s: Any, where: Any, value: Any) -> Any:
     return filled(s, where, value) if type(where) is Tensor else NotImplemented
 
 
-def _with_cells(s: Tensor, where: Tensor, value: Any) -> Tensor:
+def with_cells(s: Tensor, where: Tensor, value: Any) -> Tensor:
     """`scores[where] = value` as a function that changes nothing."""
     s = s.clone()
     s[where] = value
     return s
 
 
-RULES.of[_with_cells] = set_cells
-RULES.in_place[T.__setitem__] = _with_cells
+RULES.of[with_cells] = set_cells
+RULES.in_place[T.__setitem__] = with_cells
 
 
 @rule(torch.cat, torch.concat, torch.concatenate, torch.hstack)
@@ -280,17 +288,3 @@ def beside(several: Any, dim: int = 0) -> Any:
 def exponentials(s: Any) -> Any:
     scores = _scores(s)
     return NotImplemented if scores is None else Exponentials(scores)
-
-
-@rule(T.diagonal, torch.diagonal)
-def diagonal(s: Any, *options: Any, **named: Any) -> Any:
-    scores = _scores(s)
-    p = None if scores is None or s.box.base is not None else scores.alone
-    return NotImplemented if options or named or p is None else View(Diagonal(p))
-
-
-@rule(T.diag, torch.diag)
-def copied_diagonal(s: Any, *options: Any) -> Any:
-    scores = _scores(s)
-    p = None if scores is None else scores.alone
-    return NotImplemented if options or p is None else Diagonal(p)

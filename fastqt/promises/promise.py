@@ -61,6 +61,10 @@ class State:
     Attributes:
         meaning: what is known of it; None once it is to be taken as it is.
         cells: the tensor, once it is computed.
+        first_meaning: what was known of it at first.
+        taken: cells (rows, columns, numbers) that a program has, which keep these numbers.
+        kinds: of its parts that can be computed; see `walk`.
+        is_differentiable: whether a gradient may flow through it.
     """
 
     def __init__(
@@ -68,7 +72,13 @@ class State:
     ) -> None:
         self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
         self.cells: Tensor | None = None
+        self.first_meaning = meaning
+        self.taken: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.kinds: frozenset[str] | None = None
         self.grad = torch.is_grad_enabled()
+        dtype = None if meaning is None else meaning.dtype
+        is_number = dtype is None or dtype.is_floating_point
+        self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
         self.inputs = [x for x in parts((args, tuple(keywords.values()))) if isinstance(x, Tensor)]
         self.parents = [x for x in parts((args, tuple(keywords.values()))) if isinstance(x, State)]
         self.versions = [x._version for x in self.inputs]
@@ -97,7 +107,7 @@ class State:
 
     def leaves(self) -> Iterator[Tensor]:
         """What a gradient may flow to."""
-        if not self.grad or self.function in (Tensor.detach, torch.detach):
+        if not self.is_differentiable:
             return
         yield from self.inputs
         for parent in self.parents:
@@ -123,14 +133,28 @@ class State:
                 mapped(x, lambda y: y.computed() if isinstance(y, State) else y)
                 for x in (self.args, tuple(self.keywords.values()))
             )
-            device, is_enabled, dtype = self.autocast
-            casts = (
-                torch.autocast(device, dtype=dtype, enabled=True) if is_enabled else contextlib.nullcontext()
-            )
-            with torch.set_grad_enabled(self.grad), casts:
-                self.keep(self.function(*args, **dict(zip(self.keywords, keywords, strict=True))))
+            with self.modes(grad=self.grad):
+                cells = self.function(*args, **dict(zip(self.keywords, keywords, strict=True)))
+                for rows, columns, values in self.taken:
+                    cells = with_numbers(cells, rows, columns, values)
+                self.keep(cells)
         assert self.cells is not None
         return self.cells
+
+    @contextlib.contextmanager
+    def modes(self, *, grad: bool) -> Iterator[None]:
+        """The modes of torch that there were when the program called the function."""
+        device, is_enabled, dtype = self.autocast
+        casts = torch.autocast(device, dtype=dtype, enabled=True) if is_enabled else contextlib.nullcontext()
+        with torch.set_grad_enabled(grad), casts:
+            yield
+
+    def take(self, rows: Tensor, columns: Tensor, values: Tensor) -> None:
+        """Notes cells that a program has, which may compare them with the others of the matrix."""
+        for taken in self.taken:
+            if torch.equal(taken[0], rows) and torch.equal(taken[1], columns):
+                return
+        self.taken.append((rows, columns, values.detach()))
 
     def keep(self, cells: Tensor) -> None:
         self.cells, self.cells_version = cells, cells._version
@@ -139,6 +163,18 @@ class State:
     def is_changed(self) -> bool:
         """Whether its tensor was computed and then changed in place."""
         return self.cells is not None and self.cells._version != self.cells_version
+
+
+class _WithNumbers(torch.autograd.Function):
+    """A matrix with other roundings of some cells, whose gradients are theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, cells: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+        return cells.index_put((rows, columns), values.to(cells.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        return upstream[0], None, None, None
 
 
 class Box:
@@ -253,6 +289,7 @@ class _Cells(torch.autograd.Function):
 # torch gives `apply` no types.
 _anchored: Callable[..., Promise] = _Anchor.apply
 _cells_of: Callable[..., Tensor] = _Cells.apply
+with_numbers: Callable[..., Tensor] = _WithNumbers.apply
 
 
 def _settled(x: Any) -> Any:
@@ -363,14 +400,14 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
         if not isinstance(x, Promise):
             return x
         state = x.box.state
-        # Programs compare cells with cells, so that both have to be of one matrix where there is one.
-        is_there = any(each.cells is not None for each in state.ancestors())
-        value = None if state.known is None or is_there else state.known.value()
-        if value is None:
-            if not is_there or not isinstance(state.meaning, Diagonal):
-                watch.computes(name, x)
-        else:
+        value = None
+        if state.known is not None:
+            with state.modes(grad=state.grad):
+                value = state.known.value()
+        if value is not None:
             state.keep(value.to(x.dtype))
+        elif not isinstance(state.meaning, Diagonal):
+            watch.computes(name, x)
         return state.computed()
 
     return func(*mapped(args, cells), **{key: mapped(x, cells) for key, x in kwargs.items()})
@@ -402,10 +439,14 @@ def _answered(answer: Any, func: Function, args: Any, kwargs: dict[str, Any], wa
         base = next(x.box for x in args if isinstance(x, Promise))
     if not isinstance(answer, Meaning):
         return answer
-    dtype = next(x.dtype for x in parts(args) if isinstance(x, Promise))
+    dtype = answer.dtype or next(x.dtype for x in parts(args) if isinstance(x, Promise))
     promise = promised(state_of(func, args, kwargs, answer), dtype, base)
     watch.live.add(promise.box)
     return promise
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
@@ -419,7 +460,8 @@ def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watc
     )
     if alone and rule is not None and instead is not None and not has_new_leaf:
         answer = rule(*args, **kwargs)
-        if isinstance(answer, Meaning):
+        is_same = isinstance(answer, Meaning) and tuple(answer.shape) == tuple(promise.shape)
+        if is_same and answer.dtype in (None, promise.dtype):
             box.state = state_of(instead, args, kwargs, answer)
             return promise
 
@@ -432,7 +474,10 @@ def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watc
     for other in [*watch.live, family]:
         other.state.computed()
     for view in family.views:
-        if view.state.meaning is not None:  # Its value may have come from what is known of it.
+        # Its value may have come from what is known of it.
+        if view.state.meaning is not None and not _share_memory(
+            view.state.computed(), family.state.computed()
+        ):
             view.state = State(
                 view.state.function, (family.state, *view.state.args[1:]), view.state.keywords, None
             )

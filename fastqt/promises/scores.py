@@ -18,10 +18,12 @@ class Meaning:
 
     Attributes:
         shape: of the tensor.
+        dtype: of the tensor; None for that of the first promise that it is made of.
         name: of what it is, for the report.
     """
 
     name = "scores"
+    dtype: torch.dtype | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,17 +91,6 @@ class Product:
         return replace(
             self, queries=change(self.queries), candidates=change(self.candidates), scale=scale, bias=bias
         )
-
-    def cells(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """The cells of these rows and columns, of equal shape; None where some are something else."""
-        if self.mask is not None and bool(self.mask[rows, columns].any()):
-            return None
-        if self.diagonal != "keep" and bool((rows == columns).any()):
-            return None
-        dtype = torch.promote_types(self.queries.dtype, torch.float32)
-        products = (self.queries[rows].to(dtype) * self.candidates[columns].to(dtype)).sum(-1)
-        bias = self.bias[columns] if isinstance(self.bias, Tensor) and self.bias.dim() else self.bias
-        return products * self.scale + bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,21 +228,32 @@ class Exponentials(Meaning):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Meaning):
-    """The cells (i, i) of scores."""
+    """A diagonal of a matrix, or another line of its cells.
+
+    Attributes:
+        length: of the line.
+        cells: what computes them.
+    """
 
     name = "diagonal"
-    product: Product
+    length: int
+    cells: Callable[[], Tensor]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (min(len(self.product.queries), len(self.product.candidates)),)
+        return (self.length,)
 
     def detached(self) -> Diagonal:
-        return Diagonal(self.product.with_tensors(Tensor.detach))
+        return Diagonal(self.length, lambda: self.cells().detach())
 
     def value(self) -> Tensor | None:
-        rows = torch.arange(*self.shape, device=self.product.queries.device)
-        return self.product.cells(rows, rows)
+        return self.cells()
+
+
+def products(queries: Tensor, candidates: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The products of queries with a candidate each, of which each is the same number in all such lists."""
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    return (queries[rows].to(dtype) * candidates[columns].to(dtype)).sum(-1).to(queries.dtype)
 
 
 def width(block: Product | Tensor) -> int:

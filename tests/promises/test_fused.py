@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.engines.cpu import contrastive
-from fastqt.promises import cells
+from fastqt.promises import walk
 from tests.shared.score_programs import Program
 from tests.shared.tolerances import relative
 
@@ -214,7 +214,7 @@ def test_a_loss_has_its_own_values_and_no_cells(name):
 @each
 def test_no_matrix_is_made(name, monkeypatch):
     """Beside the targets that a program makes itself, and the few scores that an engine may keep."""
-    monkeypatch.setattr(cells, "ROWS_AT_ONCE", N * N // 4)
+    monkeypatch.setattr(walk, "CELLS_AT_ONCE", N * N // 4)
     monkeypatch.setattr(contrastive, "KEPT_BYTES", 0)
     loss, _ = LOSSES[name]
     with LargestTensor() as plain:
@@ -245,8 +245,8 @@ def check_program(seed: int) -> bool:
     """Whether a random program has the same results in the block; False where plain PyTorch has none."""
     program = Program(seed)
 
-    def run() -> list[Tensor]:
-        leaves = [x.requires_grad_() for x in program.inputs(torch.float64)]
+    def run(noise: float = 0.0) -> list[Tensor]:
+        leaves = [(x + noise * x.sin()).requires_grad_() for x in program.inputs(torch.float64)]
         value = program(*leaves)
         return [
             value.detach(),
@@ -262,28 +262,37 @@ def check_program(seed: int) -> bool:
     if not all(x.isfinite().all() for x in wanted):
         return False
     largest = max(float(x.abs().max()) for x in wanted)
-    difference = max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True))
-    assert difference <= 1e-9 * max(largest, 1e-3), (seed, program.lines)
-    return True
+
+    def is_other(results: list[Tensor]) -> bool:
+        difference = max(float((a - b).abs().max()) for a, b in zip(results, wanted, strict=True))
+        return not difference <= 1e-9 * max(largest, 1e-3)
+
+    if not is_other(found):
+        return True
+    # Among cells that are equal but for their rounding, plain PyTorch has no largest one either.
+    assert any(is_other(run(noise)) for noise in (1e-15, -1e-15, 3e-15)), (seed, program.lines)
+    return False
 
 
-@pytest.mark.parametrize("seeds", [range(1500), pytest.param(range(1500, 10_000), marks=pytest.mark.slow)])
-def test_random_programs(seeds):
+@pytest.mark.parametrize("seeds", [range(600), pytest.param(range(600, 8000), marks=pytest.mark.slow)])
+def test_random_programs(seeds, monkeypatch):
+    """With three rows of a matrix at a time."""
+    monkeypatch.setattr(walk, "CELLS_AT_ONCE", 40)
     assert sum(map(check_program, seeds)) > 0.75 * len(seeds)
 
 
 def test_what_has_no_rule_gets_the_programs_own_cells():
     """To the bit, and the report says which line wanted them."""
     q, c = torch.randn(2, N, D)
-    wanted = (q @ c.T).relu().sum()
+    wanted = (q @ c.T).cumsum(0).sum()
     with fastqt.fused(least_cells=1) as report:
-        found = (q @ c.T).relu().sum()
+        found = (q @ c.T).cumsum(0).sum()
     assert torch.equal(found, wanted)
     assert (report.fused, report.computed) == (0, 1)
-    assert str(report) == f"test_fused.py:{LINE_OF_RELU}: relu wanted the score matrix, 0.0 MiB"
+    assert str(report) == f"test_fused.py:{LINE_OF_CUMSUM}: cumsum wanted the score matrix, 0.0 MiB"
 
 
-LINE_OF_RELU = test_what_has_no_rule_gets_the_programs_own_cells.__code__.co_firstlineno + 5
+LINE_OF_CUMSUM = test_what_has_no_rule_gets_the_programs_own_cells.__code__.co_firstlineno + 5
 
 
 def test_a_diagonal_is_of_the_matrix_that_is_there():
@@ -297,10 +306,10 @@ def test_a_diagonal_is_of_the_matrix_that_is_there():
 
     q, noise = inputs("logsumexp")
     wanted = nearest(q, q + 0.01 * noise)
-    with fastqt.fused(least_cells=1) as report:
-        found = nearest(q, q + 0.01 * noise)
-    assert torch.equal(found, wanted)
-    assert report.computed == 1
+    for function in (nearest, lambda q, c: nearest(q, c) + 0 * (q @ c.T).cumsum(0)[0]):
+        with fastqt.fused(least_cells=1):
+            found = function(q, q + 0.01 * noise)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
 
 
 def test_exponentials_times_other_weights_than_zeros_and_ones():
@@ -315,9 +324,9 @@ def test_strict_raises_where_cells_are_wanted():
     q, c = torch.randn(2, N, D)
     with (
         fastqt.fused(strict=True, least_cells=1),
-        pytest.raises(RuntimeError, match="relu wants the cells"),
+        pytest.raises(RuntimeError, match="cumsum wants the cells"),
     ):
-        (q @ c.T).relu()
+        (q @ c.T).cumsum(0)
 
 
 def test_the_report_names_what_was_fused():

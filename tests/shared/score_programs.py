@@ -101,6 +101,37 @@ def _turned_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
     s.t().mul_(1.5)
 
 
+def _below_zero_set(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s[s < 0] = 0.25
+
+
+def _line_set(s: Tensor, choices: random.Random, *_: Any) -> None:
+    """Through a view of a row, of a column or of a block."""
+    line = choices.choice((s[3], s[:, 2], s[1:5, 2:], s[-1, 4:]))
+    line.mul_(0.5)
+
+
+def _cells_set(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s[_index(s)] = choices.choice((-math.inf, 0.5))
+
+
+def _clamped_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
+    s.clamp_(min=-1.0)
+
+
+def _distances(s: Tensor, choices: random.Random, *_: Any) -> Tensor:
+    """Those of Euclid by the diagonal, which are exactly 0 on it."""
+    squares = s.diag()
+    distances = squares.unsqueeze(0) - 2.0 * s + squares.unsqueeze(1)
+    distances[distances < 0] = 0
+    zeros = distances.eq(0).to(s.dtype)
+    return (1.0 - zeros) * torch.sqrt(distances + zeros * 1e-16)
+
+
+def _large_mask(s: Tensor, choices: random.Random, *_: Any) -> Tensor:
+    return s - mask_of(choices, s.shape).to(s.dtype) * choices.choice((1e9, 103.0, 0.5))
+
+
 def _without_gradient(s: Tensor, choices: random.Random, *_: Any) -> Tensor:
     with torch.no_grad():
         return s * 2
@@ -114,6 +145,8 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
     "linear": lambda a, b: F.linear(a, b),
     "cosines": lambda a, b: F.normalize(a, dim=1) @ F.normalize(b, dim=1).T,
     "itself": lambda a, b: a @ a.T,
+    "cosine_similarity": lambda a, b: F.cosine_similarity(a.unsqueeze(1), b.unsqueeze(0), dim=2),
+    "over norms": lambda a, b: (a @ b.T) / torch.einsum("i,j->ij", a.norm(dim=1), b.norm(dim=1)),
 }
 STEPS: dict[str, Callable[..., Any]] = {
     "times a number": lambda s, r, *_: s * r.choice((0.5, 3, -1.5)),
@@ -149,6 +182,29 @@ STEPS: dict[str, Callable[..., Any]] = {
     "viewed": lambda s, r, *_: s.contiguous().view(len(s), -1),
     "reshaped": lambda s, r, *_: s.reshape(s.shape),
     "tanh": lambda s, r, *_: s.tanh(),
+    "rectified": lambda s, r, *_: (0.2 + s - s.diagonal()[:, None]).relu(),
+    "from one": lambda s, r, *_: 1 - s,
+    "clamped": lambda s, r, *_: s.clamp(min=-0.5, max=2),
+    "softmax of rows": lambda s, r, *_: s.softmax(dim=1),
+    "softmax of columns": lambda s, r, *_: F.softmax(s, dim=0),
+    "log of softmax": lambda s, r, *_: s.softmax(-1).log(),
+    "log_softmax of all": lambda s, r, *_: F.log_softmax(s, dim=1),
+    "above a threshold": lambda s, r, *_: s.masked_fill(s > 0.5 + s.diag()[:, None].detach(), -math.inf),
+    "where larger": lambda s, r, t, *_: torch.where(s > t, s, s * 0.5),
+    "bounded": lambda s, r, t, *_: torch.maximum(s, t) + torch.min(s, torch.zeros(1, dtype=s.dtype)),
+    "with its transpose": lambda s, r, *_: s + s.t(),
+    "times its softmax": lambda s, r, *_: s * s.detach().softmax(1),
+    "less a large mask": _large_mask,
+    "distances": _distances,
+    "below zero set": _below_zero_set,
+    "cells set": _cells_set,
+    "line set": _line_set,
+    "clamped in place": _clamped_in_place,
+    "diagonal of others": lambda s, r, *_: s.clone().fill_diagonal_(-2.0),
+    "rolled": lambda s, r, *_: s[:, torch.arange(len(s)).roll(2)],
+    "halves": lambda s, r, *_: torch.cat([s[:, :5], s[:, 5:] * 2], dim=1),
+    "below": lambda s, r, *_: torch.cat([s[:4], -s[4:]]),
+    "as numbers": lambda s, r, *_: (s > 0).to(s.dtype) + s.float().to(s.dtype).detach() * 0,
     "scores plus scores": lambda s, r, *_: s + s,
 }
 
@@ -209,6 +265,60 @@ def _masked_exponentials(s: Tensor, choices: random.Random) -> Tensor:
     return sums.log().mean()
 
 
+def _without_diagonal(s: Tensor, choices: random.Random) -> Tensor:
+    """SimCLR as it is mostly written: positives first, then all other cells but the diagonal."""
+    n = len(s)
+    eye = torch.eye(n, s.shape[1], dtype=torch.bool)
+    labels = (torch.arange(n)[:, None] + 1) % n == torch.arange(s.shape[1])
+    if s.shape[1] != n:
+        return s[~eye].sum()
+    labels, s = labels[~eye].view(n, -1), s[~eye].view(n, -1)
+    positives, negatives = s[labels].view(n, -1), s[~labels].view(n, -1)
+    logits = torch.cat([positives, negatives], dim=1)
+    return F.cross_entropy(logits / 0.5, torch.zeros(n, dtype=torch.long))
+
+
+def _off_diagonals(s: Tensor, choices: random.Random) -> Tensor:
+    pairs = torch.cat([torch.diag(s, 3), torch.diag(s, -2), s.diagonal(offset=1)])
+    return (pairs.square().sum() + s.masked_select(mask_of(choices, s.shape)).exp().mean()) / 10
+
+
+def _stacked(s: Tensor, choices: random.Random) -> Tensor:
+    logits = torch.cat([s, s.detach() * 2, 0.5 * s], dim=0)
+    return F.cross_entropy(logits, torch.arange(len(logits)) % s.shape[1], label_smoothing=0.1)
+
+
+def _ranks(s: Tensor, choices: random.Random) -> Tensor:
+    """How many are above the pair's own, and whether the best is it."""
+    own = s.diag() if choices.random() < 0.5 else s[_index(s)]
+    above = (s > own[:, None]).sum(dim=1).to(s.dtype)
+    best = s.max(dim=1, keepdim=True)[0]
+    return above.mean() + (s == best).sum() + (s >= s.amax(1, keepdim=True)).sum() + own.sum()
+
+
+def _nearest(s: Tensor, choices: random.Random) -> Tensor:
+    values, columns = s.topk(1, dim=1)
+    least = s.min(dim=1)
+    return (values - least.values[:, None]).square().sum() + (columns[:, 0] > least.indices).sum()
+
+
+def _of_columns(s: Tensor, choices: random.Random) -> Tensor:
+    sums = s.sum(dim=0) + s.mean(0) + torch.logsumexp(s, 0, keepdim=True)[0]
+    return sums.tanh().sum() + s.amax(dim=0).sum() + s.argmax(dim=0).sum() * s.shape[0]
+
+
+def _pieces(s: Tensor, choices: random.Random) -> Tensor:
+    return s[:, 2].sum() + s[3].square().sum() + s[1:7, 2:].exp().mean() + s[..., :3].sum() + s[:2].sum()
+
+
+def _with_others(s: Tensor, choices: random.Random) -> Tensor:
+    """Losses between two matrices, and of one with numbers."""
+    target = s.detach().softmax(dim=1)
+    log_p = F.log_softmax(s, dim=1)
+    loss = F.kl_div(log_p, target, reduction=choices.choice(("batchmean", "sum")))
+    return loss + F.mse_loss(s, target) + F.cross_entropy(s, target) - (target * log_p).sum(dim=1).mean()
+
+
 ENDS: dict[str, Callable[..., Any]] = {
     "cross_entropy": lambda s, r: F.cross_entropy(s, _targets(s, r), reduction=r.choice(("mean", "sum"))),
     "cross_entropy of rows": lambda s, r: (
@@ -241,6 +351,18 @@ ENDS: dict[str, Callable[..., Any]] = {
     "diagonal": lambda s, r: s.diagonal().square().sum() + torch.diag(s).sum(),
     "part": lambda s, r: s[:4].logsumexp(1).sum(),
     "softmax": lambda s, r: s.softmax(1).square().sum(),
+    "without the diagonal": _without_diagonal,
+    "off diagonals": _off_diagonals,
+    "stacked": _stacked,
+    "ranks": _ranks,
+    "nearest": _nearest,
+    "of columns": _of_columns,
+    "pieces": _pieces,
+    "with others": _with_others,
+    "hinge": lambda s, r: F.relu(1 + s - s.diag().view(-1, 1)).mean() + F.softplus(-s).mean(),
+    "smoothed": lambda s, r: F.cross_entropy(s, _targets(s, r), label_smoothing=0.1),
+    "accuracies": lambda s, r: (s.argmax(1) == torch.arange(len(s))).sum() + (s > 0.3).float().mean(),
+    "selected by itself": lambda s, r: s[s > 0.1].square().sum() + (s.sigmoid() * (s > 0)).sum(1).mean(),
     "sum": lambda s, r: s.tanh().sum(),
     "accuracy": lambda s, r: (s.argmax(dim=1) == torch.arange(len(s))).to(s.dtype).mean(),
     "asked": lambda s, r: s.sigmoid().sum() * s.requires_grad + s.shape[1] * s.dim() + (s.grad_fn is None),
