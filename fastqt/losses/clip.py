@@ -14,11 +14,12 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask
 from fastqt.functional.computed import has_a_walk_of_prefixes
-from fastqt.loss import Arguments, loss
+from fastqt.loss import DECLARED, Arguments, loss
 from fastqt.losses.common import joined_loss
 from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
 from fastqt.losses.pair_scores import PairScores
+from fastqt.losses.paired_sums import PairScoring, paired_sums, shares_scores
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import ClipProblem, loss_dtype, unit_rows
@@ -177,3 +178,18 @@ def _of_ranks(call: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:
     ranks = ClipOfRanks(shards, engine.computation(rectangle), ring)
     local = autograd.loss_of(p, "none" if reduction == "none" else "sum", ranks, call.function)
     return collectives.reduced(local, reduction, N, group)
+
+
+def losses_of_directions(a: Tensor, b: Tensor, *, scale: float | Tensor) -> tuple[Tensor, Tensor] | None:
+    """The losses of a's rows among b's and of b's rows among a's, (N,) each, from one score matrix.
+
+    Any weights may be given to either, where `clip_loss` has the mean of both. None where no engine has a
+    walk of both directions.
+    """
+    declared = DECLARED[clip_loss]
+    values, batch, known = declared.begun((a, b), {"scale": scale, "normalize": False})
+    scoring = PairScoring(values["scale"], Arguments(declared, values, batch, known))
+    if not shares_scores(a, len(b), scoring):
+        return None
+    positive, of_rows, of_columns = paired_sums(a, b, scoring)
+    return joined_loss(positive, [of_rows]), joined_loss(positive, [of_columns])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,12 +17,14 @@ from torch.overrides import TorchFunctionMode
 from fastqt.autograd.transformed import is_transformed
 from fastqt.promises import cells as cells
 from fastqt.promises import closed as closed
+from fastqt.promises import directions
 from fastqt.promises import ends as ends
 from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
+from fastqt.promises.notes import NOTED, note, sources_of, unturned, without_factor
 from fastqt.promises.promise import Promise, State, Watch, called, changes_in_place, parts, promised
 from fastqt.promises.report import Report
-from fastqt.promises.scores import Product, Scores
+from fastqt.promises.scores import Product, Scores, equal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +78,7 @@ class fused:  # noqa: N801  # used as a function is: `with fastqt.fused():`, `@f
     def __enter__(self) -> Report:
         mode = _Mode(strict=self.strict, least_cells=self.least_cells)
         self._stacks.append(contextlib.ExitStack())
+        self._stacks[-1].push(mode.ended)
         self._stacks[-1].enter_context(mode)
         return mode.report
 
@@ -104,27 +108,56 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        flat = [*parts(args), *parts(tuple(kwargs.values()))]
-        if self.watch.live and changes_in_place(func, kwargs):
-            self._before_change(flat)
-        if any(type(x) is Promise for x in flat):
-            return called(func, args, kwargs, self.watch)
+        self._before_call(func, args, kwargs)
+        promises = [x for x in parts((args, tuple(kwargs.values()))) if type(x) is Promise]
+        if promises:
+            return self._of_promises(func, args, kwargs, promises)
         sides = _sides(func, args, kwargs)
         if sides is not None and self._takes(*sides):
             return self._promise(func, args, kwargs, *sides)
-        return func(*args, **kwargs)
+        answer = func(*args, **kwargs)
+        if func in NOTED:
+            note(func, args, kwargs, answer)
+        return answer
 
-    def _before_change(self, flat: list[Any]) -> None:
+    def _of_promises(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], promises: list[Promise]
+    ) -> Any:
+        waiting = [x for x in promises if directions.waits(x)]
+        if waiting and not directions.is_seen_from_outside(func):
+            answer = directions.combined(func, args, kwargs)
+            if answer is not None:
+                self.watch.live.add(answer.box)
+                return answer
+            directions.become_tensors([x.box for x in waiting])
+            self._before_call(func, args, kwargs)
+            if not any(type(x) is Promise for x in promises):
+                return func(*args, **kwargs)
+        answer = called(func, args, kwargs, self.watch)
+        if type(answer) is Promise and directions.loss_of(answer.box) is not None:
+            return directions.begun(answer, func.__name__, self.watch)
+        return answer
+
+    def ended(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Computes the losses that have waited in vain."""
+        if kind is None:
+            waiting = [x for x in self.watch.live if isinstance(x.state.meaning, directions.Waiting)]
+            directions.become_tensors(waiting)
+
+    def _before_call(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Computes what is still promised of tensors whose memory a function is about to change."""
-        changed = {
-            x.untyped_storage()._cdata for x in flat[:1] if type(x) is not Promise and isinstance(x, Tensor)
+        if not self.watch.live or not changes_in_place(func, kwargs):
+            return
+        changed = [*parts(args[:1]), *parts(kwargs.get("out"))]
+        storages = {
+            x.untyped_storage()._cdata for x in changed if type(x) is not Promise and isinstance(x, Tensor)
         }
-        if not changed:
+        if not storages:
             return
         for box in list(self.watch.live):
-            states = [box.state, *box.state.ancestors()]
-            tensors = [*box.state.leaves(), *(x.cells for x in states if x.cells is not None)]
-            if box.state.cells is None and any(x.untyped_storage()._cdata in changed for x in tensors):
+            if box.state.cells is None and any(
+                x.untyped_storage()._cdata in storages for x in box.state.reads()
+            ):
                 box.state.computed()
 
     def _takes(self, queries: Tensor, candidates: Tensor) -> bool:
@@ -140,13 +173,20 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], args: Any, kwargs: Any, queries: Tensor, candidates: Tensor
     ) -> Promise:
         device = queries.device.type
-        product = Product(queries, candidates)
+        parts_of = [without_factor(x) for x in (queries, candidates)]
+        (queries, of_queries), (candidates, of_candidates) = parts_of
+        scale = of_queries if equal(of_candidates, 1.0) else of_candidates * of_queries
+        product = Product(queries, candidates, scale, made_of=(queries, candidates))
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            product = product.with_tensors(lambda x: x.to(dtype))
+            product = replace(product, queries=queries.to(dtype), candidates=candidates.to(dtype))
         if not torch.is_grad_enabled():
             product = product.with_tensors(Tensor.detach)
-        promise = promised(State(func, args, kwargs, Scores((product,))), product.queries.dtype)
+        tensors = [x for x in parts((args, tuple(kwargs.values()))) if isinstance(x, Tensor)]
+        state = State(
+            func, args, kwargs, Scores((product,)), tuple(y for x in tensors for y in sources_of(x))
+        )
+        promise = promised(state, product.queries.dtype)
         self.watch.live.add(promise.box)
         return promise
 
@@ -172,7 +212,7 @@ def _sides(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple
     a, b = args
     if not all(type(x) in (Tensor, torch.nn.Parameter) and x.dim() == 2 for x in args):
         return None
-    return (a, b) if func in _OF_ROWS else (a, b.T)
+    return (a, b) if func in _OF_ROWS else (a, unturned(b))
 
 
 def _of_einsum(args: Any) -> tuple[Tensor, Tensor] | None:

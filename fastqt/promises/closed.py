@@ -131,7 +131,10 @@ def _scaled(p: Product, x: float | Tensor) -> Product | None:
         return None  # Minus infinity times what may be 0 or less, or a number that may become a small one.
     if p.diagonal == "zero" and not p.has_no_bias:
         return None
-    return replace(p, scale=p.scale * x, bias=p.bias if p.has_no_bias else p.bias * x)
+    # Products that are multiplied by one tensor have one scale.
+    is_one = not isinstance(p.scale, Tensor) and p.scale == 1 and isinstance(x, Tensor)
+    scale = x if is_one else p.scale * x
+    return replace(p, scale=scale, bias=p.bias if p.has_no_bias else p.bias * x)
 
 
 @rule(T.add, torch.add, T.__add__, T.__radd__)

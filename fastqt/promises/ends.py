@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastqt.autograd.transformed import is_transformed
 from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
 from fastqt.losses.common import joined_loss
 from fastqt.promises import closed
+from fastqt.promises.directions import PairLoss, can_wait
+from fastqt.promises.notes import are_row_numbers
 from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.scores import (
     Exponentials,
@@ -24,6 +27,7 @@ from fastqt.promises.scores import (
     Scores,
     Weighted,
     WeightedScores,
+    equal,
     width,
 )
 from fastqt.targets import Pairs
@@ -55,7 +59,7 @@ def columns_of(scores: Scores) -> Columns | None:
         if isinstance(block, Tensor):
             numbers.append(block)
         elif block is not product:
-            same = block.queries is product.queries and _equal(block.scale, product.scale)
+            same = block.queries is product.queries and equal(block.scale, product.scale)
             if not same or not block.is_plain or not block.has_no_bias or not product.has_no_bias:
                 return None
             more.append(block.candidates)
@@ -75,10 +79,6 @@ def columns_of(scores: Scores) -> Columns | None:
     if not isinstance(product.scale, Tensor) and product.scale <= 0:
         options |= {"queries": product.queries * product.scale, "scale": 1.0}
     return Columns(options, first, product, of_rows)
-
-
-def _equal(a: float | Tensor, b: float | Tensor) -> bool:
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
 def _computed(loss: Callable[..., Tensor], **options: Any) -> Any:
@@ -109,18 +109,12 @@ def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction
     columns = columns_of(scores)
     if columns is None:
         return NotImplemented
-    N, product, first = len(target), columns.product, columns.first
+    product, first = columns.product, columns.first
     # Of a sum the gradients are computed beside it.
     whole = "none" if reduction == "none" else "sum"
-    if (
-        not first
-        and len(product.candidates) >= N
-        and torch.equal(target, torch.arange(N, device=target.device))
-    ):
-        is_free = product.is_plain or (product.mask is not None and not bool(product.mask.diagonal().any()))
-        if ignore_index not in range(N) and product.diagonal == "keep" and is_free:
-            loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=whole)
-            return _finished(loss, scores, N, reduction)
+    if _are_pairs(columns, target, ignore_index):
+        loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=whole)
+        return _finished(loss, scores, len(target), reduction)
 
     ignored = target == ignore_index
     used = target.masked_fill(ignored, first)
@@ -135,6 +129,38 @@ def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction
     targets = used.masked_fill(ignored, -100)
     loss = _computed(contrastive_loss, **columns.options, targets=targets, reduction=whole)
     return _finished(loss, scores, (~ignored).sum(), reduction)
+
+
+def _are_pairs(columns: Columns, target: Tensor, ignore_index: int) -> bool:
+    """Whether the target of each row is the candidate of its index, and every row has one."""
+    product = columns.product
+    if columns.first or len(product.candidates) < len(target) or not are_row_numbers(target):
+        return False
+    is_free = product.is_plain or (product.mask is not None and not bool(product.mask.diagonal().any()))
+    return ignore_index not in range(len(target)) and product.diagonal == "keep" and is_free
+
+
+def _promised_loss(
+    s: Promise, scores: Scores, target: Tensor, ignore_index: int, reduction: str, *, casts: bool
+) -> Any:
+    """The cross-entropy of rows, which may wait for the other direction of the matrix."""
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = torch.float32 if casts and torch.is_autocast_enabled(s.device.type) else s.dtype
+
+    def alone() -> Any:
+        loss = loss_of_targets(scores, target, ignore_index, reduction)
+        return loss if loss is NotImplemented else loss.to(dtype)
+
+    def reduced(losses: Tensor) -> Tensor:
+        whole = losses if reduction == "none" else losses.sum()
+        loss: Tensor = _finished(whole, scores, len(target), reduction).to(dtype)
+        return loss
+
+    p = scores.alone
+    columns = columns_of(scores) if can_wait(p) and reduction in ("mean", "sum") else None
+    if p is None or columns is None or is_transformed() or not _are_pairs(columns, target, ignore_index):
+        return alone()
+    return PairLoss(size=(), dtype=dtype, product=p, reduced=reduced, alone=alone)
 
 
 def _finished(loss: Any, scores: Scores, count: int | Tensor, reduction: str) -> Any:
@@ -199,7 +225,7 @@ def cross_entropy(
     ):
         return NotImplemented
     if _is_index(target, scores.shape[0]):
-        return like(loss_of_targets(scores, target, ignore_index, reduction), s)
+        return _promised_loss(s, scores, target, ignore_index, reduction, casts=True)
     sums = _sums_of_weights(scores, target)
     if sums is NotImplemented or reduction == "none":
         return like(-sums if sums is not NotImplemented else sums, s)
@@ -220,7 +246,7 @@ def nll_loss(
     options_are_plain = weight is None and size_average is None and reduce is None
     if log_p is None or not options_are_plain or not _is_index(target, log_p.shape[0]):
         return NotImplemented
-    return like(loss_of_targets(log_p.scores, target, ignore_index, reduction), s, False)
+    return _promised_loss(s, log_p.scores, target, ignore_index, reduction, casts=False)
 
 
 @rule(F.log_softmax, torch.log_softmax, T.log_softmax)

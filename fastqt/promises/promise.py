@@ -65,10 +65,17 @@ class State:
         taken: cells (rows, columns, numbers) that a program has, which keep these numbers.
         kinds: of its parts that can be computed; see `walk`.
         is_differentiable: whether a gradient may flow through it.
+        sources: the tensors that its inputs are made of, of which its meaning is; its inputs unless given.
+        told: of a loss that waits, is told what computes it in place of itself; "" for the cells.
     """
 
     def __init__(
-        self, function: Function, args: Any, keywords: dict[str, Any], meaning: Meaning | None
+        self,
+        function: Function,
+        args: Any,
+        keywords: dict[str, Any],
+        meaning: Meaning | None,
+        sources: tuple[Tensor, ...] = (),
     ) -> None:
         self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
         self.cells: Tensor | None = None
@@ -81,7 +88,10 @@ class State:
         self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
         self.inputs = [x for x in parts((args, tuple(keywords.values()))) if isinstance(x, Tensor)]
         self.parents = [x for x in parts((args, tuple(keywords.values()))) if isinstance(x, State)]
-        self.versions = [x._version for x in self.inputs]
+        self.sources = sources or self.inputs
+        self.read = [*self.inputs, *sources]
+        self.versions = [x._version for x in self.read]
+        self.told: Callable[[str], None] | None = None
         device = self.device.type
         self.autocast = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
@@ -109,13 +119,19 @@ class State:
         """What a gradient may flow to."""
         if not self.is_differentiable:
             return
-        yield from self.inputs
+        yield from self.sources
         for parent in self.parents:
             yield from parent.leaves()
 
+    def reads(self) -> Iterator[Tensor]:
+        """The tensors whose numbers its cells are made of."""
+        yield from self.read
+        for parent in self.parents:
+            yield from parent.reads() if parent.cells is None else (parent.cells,)
+
     def check(self) -> None:
         """Raises RuntimeError where an input has changed since the program called the function."""
-        changed = [x._version != version for x, version in zip(self.inputs, self.versions, strict=True)]
+        changed = [x._version != version for x, version in zip(self.read, self.versions, strict=True)]
         if any(changed) or any(x.is_changed for x in self.parents):
             raise RuntimeError(
                 "a tensor of a score matrix was changed in place outside of fastqt.fused() before the matrix "
@@ -129,6 +145,9 @@ class State:
         """The tensor, by the functions that the program has called."""
         if self.cells is None:
             self.check()
+            if self.meaning is not None and self.meaning.comes_first:
+                self._take_what_is_known(self.meaning)
+        if self.cells is None:
             args, keywords = (
                 mapped(x, lambda y: y.computed() if isinstance(y, State) else y)
                 for x in (self.args, tuple(self.keywords.values()))
@@ -141,13 +160,27 @@ class State:
         assert self.cells is not None
         return self.cells
 
+    def _take_what_is_known(self, meaning: Meaning) -> None:
+        """Computes the tensor by what is known of it, if that is possible."""
+        value = None
+        if not any(x.is_pinned for x in self.ancestors()):
+            with self.modes(grad=self.grad):
+                value = meaning.value()
+        if value is not None:
+            self.keep(value)
+        elif self.told is not None:
+            self.told("")
+
     @contextlib.contextmanager
     def modes(self, *, grad: bool) -> Iterator[None]:
         """The modes of torch that there were when the program called the function."""
         device, is_enabled, dtype = self.autocast
         casts = torch.autocast(device, dtype=dtype, enabled=True) if is_enabled else contextlib.nullcontext()
-        with torch.set_grad_enabled(grad), casts:
+        with torch.inference_mode(mode=False), torch.set_grad_enabled(grad), casts:
             yield
+
+    def modes_are(self, other: State) -> bool:
+        return self.grad == other.grad and self.autocast == other.autocast
 
     def take(self, rows: Tensor, columns: Tensor, values: Tensor) -> None:
         """Notes cells that a program has, which may compare them with the others of the matrix."""
@@ -183,13 +216,17 @@ class Box:
     Attributes:
         base: that of the promise of which this is a view.
         views: the views that there are.
-        anchor: the node of the promise in autograd's graph. A function of autograd that returns a promise
-            gives it a node of its own.
+        promise: of a loss that waits.
+        parts: those of the losses of which a number is made.
+        is_shared: whether a function of autograd has the promise, so that gradients have to go to its node.
     """
 
     def __init__(self, state: State, base: Box | None) -> None:
-        self.state, self.base, self.anchor = state, base, None
+        self.state, self.base = state, base
         self.views: weakref.WeakSet[Box] = weakref.WeakSet()
+        self.promise: weakref.ref[Promise] | None = None
+        self.parts: list[Box] = []
+        self.is_shared = False
         if base is not None:
             base.views.add(self)
 
@@ -264,14 +301,14 @@ def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promi
     shape = tuple(state.meaning.shape)
     if not leaves:
         return Promise(box, shape, dtype)
-    anchored: Promise = _anchored(box, shape, dtype, *leaves)
-    box.anchor = node_of(anchored)
-    return anchored
+    return _anchored(box, shape, dtype, *leaves)
 
 
-def node_of(promise: Promise) -> Any:
+def has_own_node(promise: Promise) -> bool:
+    """Whether its node in autograd's graph is its anchor; what a function of autograd returns has another."""
     with torch._C.DisableTorchFunctionSubclass():
-        return promise.grad_fn
+        node = promise.grad_fn
+    return node is None or getattr(node, "box", None) is promise.box
 
 
 class _Cells(torch.autograd.Function):
@@ -293,7 +330,7 @@ with_numbers: Callable[..., Tensor] = _WithNumbers.apply
 
 
 def _settled(x: Any) -> Any:
-    if isinstance(x, Promise) and node_of(x) is not x.box.anchor:
+    if isinstance(x, Promise) and (x.box.is_shared or not has_own_node(x)):
         return _cells_of(x)
     return x
 
@@ -355,10 +392,13 @@ class Watch:
         size = promise.numel() * promise.dtype.itemsize
         if self.report is not None:
             self.report.add(function, bytes_of_cells=size)
+        self.allow(function, tuple(promise.shape))
+
+    def allow(self, function: str, shape: tuple[int, ...]) -> None:
+        """Raises RuntimeError where a function may not have the cells of a matrix of this shape."""
         if self.strict:
             raise RuntimeError(
-                f"fastqt.fused(strict=True): {function} wants the cells of a score matrix, "
-                f"{tuple(promise.shape)}"
+                f"fastqt.fused(strict=True): {function} wants the cells of a score matrix, {shape}"
             )
 
 
@@ -381,7 +421,9 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     if func in _ANSWERED and (not isinstance(args[0], Promise) or args[0].box.state.meaning is not None):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    args = mapped(args, _settled)
+    args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
+    if not any(isinstance(x, Promise) for x in parts((args, tuple(kwargs.values())))):
+        return func(*args, **kwargs)
     name = getattr(func, "__name__", str(func))
     if func in _PINS and isinstance(args[0], Promise):
         args[0].box.state.computed()
@@ -391,6 +433,10 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     elif (rule := RULES.of.get(func)) is not None:
         RULES.taken = ""
         answer = rule(*args, **kwargs)
+        if watch.report is None and isinstance(answer, Meaning) and answer.comes_first:
+            # Nothing comes after it that it could wait for.
+            value = answer.value()
+            answer = NotImplemented if value is None else value
         if answer is not NotImplemented:
             if RULES.taken:
                 watch.fused(name, RULES.taken)
@@ -406,7 +452,7 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
                 value = state.known.value()
         if value is not None:
             state.keep(value.to(x.dtype))
-        elif not isinstance(state.meaning, Diagonal):
+        elif state.meaning is None or not (state.meaning.comes_first or isinstance(state.meaning, Diagonal)):
             watch.computes(name, x)
         return state.computed()
 

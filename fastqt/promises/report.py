@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,8 +40,16 @@ class Report:
     def computed(self) -> int:
         return sum(count for event, count in self._events.items() if not event.by)
 
-    def add(self, function: str, by: str = "", bytes_of_cells: int = 0) -> None:
-        self._events[Event(_line_of_user(), function, by, bytes_of_cells)] += 1
+    def add(self, function: str, by: str = "", bytes_of_cells: int = 0) -> Event:
+        event = Event(_line_of_user(), function, by, bytes_of_cells)
+        self._events[event] += 1
+        return event
+
+    def correct(self, event: Event, **changes: Any) -> None:
+        """Tells once otherwise what has been told."""
+        self._events[event] -= 1
+        self._events += Counter()  # without those of which there are none
+        self._events[event._replace(**changes)] += 1
 
     def clear(self) -> None:
         self._events.clear()

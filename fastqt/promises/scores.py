@@ -20,10 +20,12 @@ class Meaning:
         shape: of the tensor.
         dtype: of the tensor; None for that of the first promise that it is made of.
         name: of what it is, for the report.
+        comes_first: whether its value is what the program gets, and not that of the program's functions.
     """
 
     name = "scores"
     dtype: torch.dtype | None = None
+    comes_first = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,6 +52,7 @@ class Product:
         mask: (N, M) bool, whose cells are -inf.
         diagonal: what the cells (i, i) are, of a square matrix.
         stands_for: what the cells of the mask are, a number whose exp is 0 beside the others in its row.
+        made_of: the program's own matrices, of which queries and candidates may be copies.
     """
 
     queries: Tensor
@@ -59,6 +62,7 @@ class Product:
     mask: Tensor | None = None
     diagonal: DiagonalMode = "keep"
     stands_for: float = -math.inf
+    made_of: tuple[Tensor, Tensor] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -75,6 +79,10 @@ class Product:
         return not bool(left)
 
     @property
+    def sources(self) -> tuple[Tensor, Tensor]:
+        return (self.queries, self.candidates) if self.made_of is None else self.made_of
+
+    @property
     def has_no_bias(self) -> bool:
         return not isinstance(self.bias, Tensor) and self.bias == 0
 
@@ -83,7 +91,8 @@ class Product:
         if isinstance(self.bias, Tensor) and self.bias.dim():
             return None
         mask = None if self.mask is None else self.mask.T
-        return replace(self, queries=self.candidates, candidates=self.queries, mask=mask)
+        made_of = None if self.made_of is None else self.made_of[::-1]
+        return replace(self, queries=self.candidates, candidates=self.queries, mask=mask, made_of=made_of)
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Product:
         """The product with each of its numbers changed."""
@@ -258,6 +267,11 @@ def products(queries: Tensor, candidates: Tensor, rows: Tensor, columns: Tensor)
 
 def width(block: Product | Tensor) -> int:
     return len(block.candidates) if isinstance(block, Product) else block.shape[1]
+
+
+def equal(a: float | Tensor, b: float | Tensor) -> bool:
+    """Whether two numbers are known to be one."""
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
 def is_number(x: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastqt.promises.promise import RULES, Promise, State, known, with_numbers
 from fastqt.promises.promise import state_of as state_of
-from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, products
+from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, equal, products
 
 CELLS_AT_ONCE = 2**20  # of a matrix that is walked over
 Shape = tuple[int, ...]
@@ -209,14 +209,17 @@ class Parts:
             rows, columns = window.rows, window.columns
             assert rows is not None
             assert columns is not None
-            values = products(p.queries, p.candidates, rows, columns)
+            values = products(p.queries, p.candidates, rows, columns) * p.scale
             state.take(rows, columns, values)
             return values
         is_rows = window.kind == "rows"
         piece = slice(window.first, window.last)
         queries = self.of_tensor(p.queries, (piece,) if is_rows else ())
         candidates = self.of_tensor(p.candidates, () if is_rows else (piece,))
-        return queries @ candidates.T
+        part = queries @ candidates.T
+        if equal(p.scale, 1.0):
+            return part
+        return part * (self.of_tensor(p.scale, ()) if isinstance(p.scale, Tensor) else p.scale)
 
 
 def _with_taken(part: Tensor, state: State, window: Window) -> Tensor:
@@ -248,7 +251,7 @@ def _sources(state: State, seen: set[int]) -> Iterator[Tensor]:
     elif not state.parents:
         if state.grad:
             p = product_of(state)
-            yield from (p.queries, p.candidates)
+            yield from (p.queries, p.candidates, *((p.scale,) if isinstance(p.scale, Tensor) else ()))
     elif state.is_differentiable:
         yield from state.inputs
         for parent in state.parents:

@@ -48,6 +48,9 @@ class Program:
             self.lines.append("beside")
             scores.append(torch.cat([scores[0], a @ more.T], 1))
         total = a.sum() * 0
+        if choices.random() < 0.2:
+            self.lines.append("both products")
+            total = total + _two_products(a, b, temperature, choices)
         for _ in range(choices.randint(1, 3)):
             s, end = choices.choice(scores), choose(choices, ENDS, self)
             total = total + end(s, choices)
@@ -319,6 +322,72 @@ def _with_others(s: Tensor, choices: random.Random) -> Tensor:
     return loss + F.mse_loss(s, target) + F.cross_entropy(s, target) - (target * log_p).sum(dim=1).mean()
 
 
+def _two_products(a: Tensor, b: Tensor, scale: Tensor, choices: random.Random) -> Tensor:
+    """Both directions of pairs as CLIP's programs write them, with what may come in between."""
+    rows = torch.arange(len(a))
+    factor = choices.choice((scale, 2, 0.5))
+    first = F.cross_entropy(factor * a @ b.T, rows)
+    if choices.random() < 0.2:
+        a = a * 1
+    if choices.random() < 0.2:
+        scale = scale * 1
+    second = F.cross_entropy(choices.choice((factor, scale)) * b @ a.T, rows)
+    return choices.choice((0.5, 3)) * first + second
+
+
+def _both_directions(s: Tensor, choices: random.Random) -> Tensor:
+    """The cross-entropies of rows and of columns, with any weights, and what may come in between."""
+    rows, turned = torch.arange(len(s)), s.t() if s.shape[0] == s.shape[1] else s
+    spelling = choices.choice(("cross_entropy", "nll"))
+
+    def loss(s: Tensor) -> Tensor:
+        reduction = choices.choice(("mean", "sum"))
+        if spelling == "nll":
+            return F.nll_loss(F.log_softmax(s, dim=1), rows, reduction=reduction)
+        return F.cross_entropy(s, rows, reduction=reduction)
+
+    first = loss(s)
+    between = choices.choice(sorted(BETWEEN))
+    first = BETWEEN[between](s, first)
+    second = loss(turned)
+    return choices.choice(
+        (
+            lambda: (first + second) / 2,
+            lambda: 0.3 * first - second * 0.7,
+            lambda: sum([first, second]) / 2,
+            lambda: torch.stack([first, second]).square().mean(),
+            lambda: first * second,
+            lambda: second,
+            lambda: first + first.detach() * second,
+        )
+    )()
+
+
+def _read(s: Tensor, loss: Tensor) -> Tensor:
+    assert loss.item() == loss.item()
+    return loss
+
+
+def _scores_change(s: Tensor, loss: Tensor) -> Tensor:
+    s.mul_(1.5)
+    return loss
+
+
+def _loss_changes(s: Tensor, loss: Tensor) -> Tensor:
+    half = loss / 2
+    loss += 1
+    return loss + half
+
+
+BETWEEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "nothing": lambda s, loss: loss,
+    "arithmetic": lambda s, loss: 1 - loss / 2 + 0.5 * loss,
+    "a square": lambda s, loss: loss.square(),
+    "read": _read,
+    "scores change": _scores_change,
+    "loss changes": _loss_changes,
+    "detached": lambda s, loss: loss.detach() * 2,
+}
 ENDS: dict[str, Callable[..., Any]] = {
     "cross_entropy": lambda s, r: F.cross_entropy(s, _targets(s, r), reduction=r.choice(("mean", "sum"))),
     "cross_entropy of rows": lambda s, r: (
@@ -327,6 +396,8 @@ ENDS: dict[str, Callable[..., Any]] = {
     "probabilities": lambda s, r: F.cross_entropy(s, _weights(s, r)),
     "log_softmax": lambda s, r: -s.log_softmax(dim=1).diag().mean(),
     "log_softmax of cells": lambda s, r: -F.log_softmax(s, 1)[_index(s)].sum(),
+    "both directions": _both_directions,
+    "both directions of pairs": _both_directions,
     "nll": lambda s, r: F.nll_loss(F.log_softmax(s, dim=-1), _targets(s, r)),
     "kl_div": lambda s, r: F.kl_div(
         F.log_softmax(s, 1), _weights(s, r), reduction=r.choice(("batchmean", "sum"))

@@ -1,0 +1,195 @@
+"""Cross-entropies of pairs, which wait for the other direction of their matrix.
+
+Of scores with a row for each column the pairs' cross-entropy of rows is often followed by that of columns.
+Both together take four matrix products, and six one after the other. The first one therefore is not computed
+at once: it is a promise, as what the program makes of it by `+`, `-`, `*`, `/` with numbers. It is computed
+with the other direction if that comes, and by itself if anything else is asked of it or the block ends. Its
+promise then becomes the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastqt.losses.clip import losses_of_directions
+from fastqt.promises.promise import Box, Promise, State, Watch, has_own_node, promised
+from fastqt.promises.scores import Meaning, Product, equal, is_number
+
+T = Tensor
+_ARITHMETIC = {
+    *(T.add, torch.add, T.__add__, T.__radd__, T.sub, torch.sub, T.__sub__, T.__rsub__),
+    *(T.mul, torch.mul, T.__mul__, T.__rmul__, T.div, torch.div, T.__truediv__, T.neg, torch.neg, T.__neg__),
+}
+# What a promise is asked without being computed.
+_SEEN_FROM_OUTSIDE = {
+    *(getattr(T, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
+    *(T.size, T.dim, T.numel),
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Waiting(Meaning):
+    """A number, or one for each row, that follows from losses which are not computed yet."""
+
+    comes_first = True
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.size
+
+    def detached(self) -> Waiting:
+        return self
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairLoss(Waiting):
+    """The cross-entropy of each row of a product with the candidate of its index.
+
+    Attributes:
+        reduced: makes the program's tensor of the rows' losses (N,).
+        alone: computes the program's tensor; NotImplemented where the cells are needed.
+    """
+
+    product: Product
+    reduced: Callable[[Tensor], Tensor]
+    alone: Callable[[], Any]
+
+    def detached(self) -> PairLoss:
+        return self  # Scores that have no gradient have detached tensors.
+
+    def value(self) -> Tensor | None:
+        value = self.alone()
+        return None if value is NotImplemented else value
+
+    def is_other_direction(self, other: PairLoss) -> bool:
+        p, q = self.product, other.product.transposed()
+        if q is None or not equal(p.scale, q.scale):
+            return False
+        have_gradients = all(
+            x.requires_grad == y.requires_grad
+            for x, y in ((p.queries, q.queries), (p.candidates, q.candidates))
+        )
+        return have_gradients and all(x is y for x, y in zip(p.sources, q.sources, strict=True))
+
+
+def can_wait(p: Product | None) -> bool:
+    """Whether both directions of a product can be computed together."""
+    if p is None or len(p.queries) != len(p.candidates) or len(p.queries) < 2:
+        return False
+    is_positive = isinstance(p.scale, Tensor) or p.scale > 0
+    return p.is_plain and not isinstance(p.bias, Tensor) and is_positive
+
+
+def waits(x: Any) -> bool:
+    """Whether it is a promise that waits, and that no function of autograd has been given or has returned."""
+    if type(x) is not Promise or x.box.is_shared or not isinstance(x.box.state.meaning, Waiting):
+        return False
+    if not has_own_node(x):
+        return False
+    # A function of autograd that is being called holds its arguments. It has the node of the promise, to
+    # which all gradients have to go then.
+    with torch._C.DisableTorchFunctionSubclass():
+        x.box.is_shared = Tensor._use_count(x) > 1  # type: ignore[attr-defined]  # which torch's stub lacks
+    return not x.box.is_shared
+
+
+def loss_of(box: Box) -> PairLoss | None:
+    """The loss that is promised."""
+    return box.state.meaning if isinstance(box.state.meaning, PairLoss) else None
+
+
+def begun(promise: Promise, function: str, watch: Watch) -> Promise:
+    """A loss that waits from now on, or that is computed with the one that has waited for it."""
+    state, loss = promise.box.state, loss_of(promise.box)
+    assert loss is not None
+    state.told = _reporter(loss, function, watch)
+    promise.box.promise = weakref.ref(promise)
+    for box in watch.live:
+        other = loss_of(box)
+        if other is None or box is promise.box or box.is_shared or box.state.cells is not None:
+            continue
+        is_other = other.is_other_direction(loss) and box.state.modes_are(state)
+        if is_other and _computed_together(box.state, other, state, loss):
+            become_tensors([box, promise.box])
+            break
+    return promise
+
+
+def _reporter(loss: PairLoss, function: str, watch: Watch) -> Callable[[str], None]:
+    """Reports a loss as computed by itself, and gives what corrects that."""
+    assert watch.report is not None
+    report, event = watch.report, watch.report.add(function, by="fastqt.contrastive_loss")
+    shape, size = (len(loss.product.queries),) * 2, loss.product.queries.element_size()
+
+    def told(by: str) -> None:
+        if by:
+            report.correct(event, by=by)
+        else:
+            report.correct(event, by="", bytes_of_cells=math.prod(shape) * size)
+            watch.allow(function, shape)
+
+    return told
+
+
+def _computed_together(first: State, loss: PairLoss, second: State, other: PairLoss) -> bool:
+    """Computes both losses; False where they have to be computed one after the other."""
+    p = loss.product
+    first.check()
+    try:
+        with first.modes(grad=first.grad):
+            both = losses_of_directions(p.queries, p.candidates, scale=p.scale)
+            if both is None:
+                return False
+            first.keep(loss.reduced(both[0]))
+            second.keep(other.reduced(both[1]))
+    except (ValueError, TypeError):
+        return False
+    for state in (first, second):
+        if state.told is not None:
+            state.told("fastqt.clip_loss")
+    return True
+
+
+def combined(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Promise | None:
+    """The program's arithmetic of losses that wait, which waits too; None for what has to be computed."""
+    if function not in _ARITHMETIC or kwargs or not all(waits(x) or is_number(x) for x in args):
+        return None
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    first = tensors[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        fits = all(x.dtype == first.dtype and x.device == first.device and not x.dim() for x in tensors)
+        dtype = first.dtype
+    if not fits or all(x.box.state.cells is not None for x in args if waits(x)):
+        return None
+    states = tuple(x.box.state if waits(x) else x for x in args)
+    promise = promised(State(function, states, {}, Waiting(size=(), dtype=dtype)), dtype)
+    # The program may keep nothing else of the losses, which another direction may find.
+    promise.box.parts = [x.box for x in args if waits(x)]
+    promise.box.promise = weakref.ref(promise)
+    return promise
+
+
+def is_seen_from_outside(function: Callable[..., Any]) -> bool:
+    return function in _SEEN_FROM_OUTSIDE
+
+
+def become_tensors(boxes: list[Box]) -> None:
+    """Computes promises that wait, which from then on are the tensors that they have promised."""
+    for box in boxes:
+        tensor = box.state.computed()
+        promise = None if box.promise is None else box.promise()
+        box.promise = None  # A tensor with a weak reference is not swapped.
+        if promise is None or not waits(promise):
+            continue
+        with torch._C.DisableTorchFunction():
+            torch.utils.swap_tensors(promise, tensor)
+        box.state.keep(promise)
