@@ -24,14 +24,12 @@ from fastqt.promises.scores import Meaning, Product, equal, is_number
 
 T = Tensor
 _ARITHMETIC = {
-    *(T.add, torch.add, T.__add__, T.__radd__, T.sub, torch.sub, T.__sub__, T.__rsub__),
-    *(T.mul, torch.mul, T.__mul__, T.__rmul__, T.div, torch.div, T.__truediv__, T.neg, torch.neg, T.__neg__),
-}
+    getattr(where, name) for name in ("add", "sub", "mul", "div", "neg") for where in (T, torch)
+} | {T.__add__, T.__radd__, T.__sub__, T.__rsub__, T.__mul__, T.__rmul__, T.__truediv__, T.__neg__}
 # What a promise is asked without being computed.
 _SEEN_FROM_OUTSIDE = {
-    *(getattr(T, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
-    *(T.size, T.dim, T.numel),
-}
+    getattr(T, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")
+} | {T.size, T.dim, T.numel}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -67,8 +67,14 @@ def of_itself(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
 
 
 IN_ONE_PASS = (
-    *(one_matrix, two_products, products_times_a_scale, other_weights, a_running_sum, not_linear),
-    *(one_of_two, of_itself),
+    one_matrix,
+    two_products,
+    products_times_a_scale,
+    other_weights,
+    a_running_sum,
+    not_linear,
+    one_of_two,
+    of_itself,
 )
 each = pytest.mark.parametrize("program", IN_ONE_PASS, ids=lambda program: program.__name__)
 
