@@ -51,6 +51,8 @@ def selected(s: Any, mask: Any) -> Any:
         return NotImplemented
     if not isinstance(mask, Promise) and mask.sum() * FEW <= mask.numel():
         return taken(state, *mask.nonzero(as_tuple=True))
+    if isinstance(mask, Promise) and "rows" not in walk.kinds_of(mask.box.state):
+        return NotImplemented
     counts = _counts(mask)
     meaning = Walked((int(counts.sum()),), s.dtype, counts)
     made = walk.state_of(T.masked_select, (s, mask), {}, meaning)

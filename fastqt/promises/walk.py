@@ -151,11 +151,13 @@ class Parts:
         leaves: the ids of tensors whose parts are noted, each as one to which a gradient flows.
         there: the matrices that are there, by the id of their state; None for those that are there now.
         noted: the parts of leaves: (position of the leaf, index, part).
+        aliases: of the leaves, to which gradients flow in place of parts, for second derivatives.
     """
 
     def __init__(self, leaves: tuple[int, ...] = (), there: dict[int, Tensor] | None = None) -> None:
         self.there = there
         self.leaves = {leaf: position for position, leaf in enumerate(leaves)}
+        self.aliases: list[Tensor] = []
         self.noted: list[tuple[int, Index, Tensor]] = []
         self.known: dict[Any, tuple[Tensor, Window]] = {}
 
@@ -164,6 +166,8 @@ class Parts:
         position = self.leaves.get(id(x))
         if position is None:
             return part
+        if self.aliases:
+            return self.aliases[position][index] if index else self.aliases[position]
         part = part.detach().requires_grad_()
         self.noted.append((position, index, part))
         return part
@@ -269,6 +273,16 @@ def _there(state: State, there: dict[int, Tensor], seen: set[int]) -> dict[int, 
     return there
 
 
+def _inputs(state: State, there: dict[int, Tensor], seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that a walk reads."""
+    if id(state) in seen or id(state) in there:
+        return
+    seen.add(id(state))
+    yield from state.inputs
+    for parent in state.parents:
+        yield from _inputs(parent, there, seen)
+
+
 def _roots(state: State, seen: set[int]) -> Iterator[State]:
     """The products, and the matrices that are there, of which a state is made."""
     if id(state) in seen or is_few(state):
@@ -308,20 +322,21 @@ class Plan:
     autocast: tuple[str, bool, torch.dtype]
     there: dict[int, Tensor]
     leaves: tuple[int, ...]
-    versions: list[int]
+    versions: list[tuple[Tensor, int]]
 
-    def part(self, window: Window, leaves: tuple[int, ...] = ()) -> tuple[Tensor, Parts]:
-        parts = Parts(leaves, self.there)
+    def part(self, window: Window, parts: Parts) -> Tensor:
         cells = parts.of(self.state, window)
         device, is_enabled, dtype = self.autocast
         with torch.autocast(device, dtype=dtype, enabled=is_enabled):
-            return self.reduce(cells, window), parts
+            return self.reduce(cells, window)
 
     def check(self) -> None:
         """Raises RuntimeError where a matrix or what it is made of has changed since."""
-        self.state.check()
-        if self.versions != [x._version for x in self.there.values()]:
-            raise RuntimeError("a score matrix of fastqt.fused() was changed in place before its gradient")
+        if any(x._version != version for x, version in self.versions):
+            raise RuntimeError(
+                "a tensor that a score matrix of fastqt.fused() is made of was changed in place before its "
+                "gradient; take the gradient before, or change a clone"
+            )
 
 
 class _Walk(torch.autograd.Function):
@@ -331,19 +346,21 @@ class _Walk(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, *leaves: Tensor) -> Tensor:
         ctx.plan = plan
         ctx.save_for_backward(*leaves)
-        results = [plan.part(window)[0] for window in plan.windows]
+        results = [plan.part(window, Parts(there=plan.there)) for window in plan.windows]
         ctx.lengths = [x.shape[plan.dim] for x in results]
         return torch.cat(results, plan.dim)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Any:
         plan = ctx.plan
         plan.check()
+        if torch.is_grad_enabled():
+            return (None, *_recorded(plan, ctx.saved_tensors, upstream))
         gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in ctx.saved_tensors]
         for window, part in zip(plan.windows, upstream.split(ctx.lengths, plan.dim), strict=True):
+            parts = Parts(plan.leaves, plan.there)
             with torch.enable_grad():
-                result, parts = plan.part(window, plan.leaves)
+                result = plan.part(window, parts)
             if not result.requires_grad or not result.numel():
                 continue
             noted = [x for _, _, x in parts.noted]
@@ -353,6 +370,15 @@ class _Walk(torch.autograd.Function):
                 if gradient is not None:
                     gradients[position][index] += gradient
         return (None, *gradients)
+
+
+def _recorded(plan: Plan, leaves: tuple[Tensor, ...], upstream: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of a matrix that is there, which can be differentiated again."""
+    parts = Parts(plan.leaves, plan.there)
+    parts.aliases = [x.view_as(x) for x in leaves]
+    results = [plan.part(window, parts) for window in plan.windows]
+    result = torch.cat(results, plan.dim)
+    return torch.autograd.grad(result, parts.aliases, upstream, create_graph=True, allow_unused=True)
 
 
 _walk: Callable[..., Tensor] = _Walk.apply
@@ -368,11 +394,11 @@ def walked(
     autocast = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
     unique = {id(x): x for x in _sources(state, set()) if x.requires_grad}
     there = _there(state, {}, set())
-    versions = [x._version for x in there.values()]
+    versions = [(x, x._version) for x in (*_inputs(state, there, set()), *there.values())]
     plan = Plan(state, windows(state, kind), reduce, dim, autocast, there, tuple(unique), versions)
     if not (grad and unique and torch.is_grad_enabled()):
         with torch.no_grad():
-            return torch.cat([plan.part(window)[0] for window in plan.windows], dim)
+            return torch.cat([plan.part(window, Parts(there=there)) for window in plan.windows], dim)
     return _walk(plan, *unique.values())
 
 

@@ -150,6 +150,127 @@ def numbers_like(q: Tensor, c: Tensor) -> Tensor:
     return -(F.log_softmax(scores + scores.new_ones(N), dim=1) * positives).sum(1).mean()
 
 
+def simclr_by_masks(z: Tensor) -> Tensor:
+    """The positives, and all other cells but the diagonal."""
+    scores = unit(z) @ unit(z).T
+    labels = ((ROWS + N // 2) % N)[:, None] == ROWS
+    labels, scores = labels[~EYE].view(N, -1), scores[~EYE].view(N, -1)
+    logits = torch.cat([scores[labels].view(N, -1), scores[~labels].view(N, -1)], dim=1)
+    return torch.nn.CrossEntropyLoss()(logits / 0.5, torch.zeros(N, dtype=torch.long))
+
+
+def nt_xent(z: Tensor) -> Tensor:
+    """Cosines by broadcasting, and two diagonals."""
+    scores = torch.nn.CosineSimilarity(dim=2)(z.unsqueeze(1), z.unsqueeze(0)) / 0.5
+    half = N // 2
+    others = ~(EYE | EYE.roll(half, 1))
+    positives = torch.cat([torch.diag(scores, half), torch.diag(scores, -half)]).reshape(N, 1)
+    logits = torch.cat([positives, scores[others].reshape(N, -1)], dim=1)
+    return F.cross_entropy(logits, torch.zeros(N, dtype=torch.long), reduction="sum") / N
+
+
+def views_below_views(a: Tensor, b: Tensor) -> Tensor:
+    a, b = unit(a), unit(b)
+    within = [torch.einsum("nc,mc->nm", x, x)[~EYE].view(N, -1) for x in (a, b)]
+    between = torch.einsum("nc,mc->nm", a, b), torch.einsum("nc,mc->nm", b, a)
+    logits = torch.cat([torch.cat(pair, dim=1) for pair in zip(between, within, strict=True)], dim=0)
+    return F.cross_entropy(logits / 0.1, ROWS.repeat(2))
+
+
+def large_mask(a: Tensor, b: Tensor) -> Tensor:
+    """A mask that is subtracted, and a small number that is added where exp of it is 0."""
+    eye = EYE.to(a.dtype)
+    logits = torch.cat([a @ b.T, a @ a.T - eye * 1e4], dim=1) / 4
+    decoupled = torch.logsumexp(a @ b.T / 4 + eye * -103.0, dim=1)
+    return F.cross_entropy(logits, ROWS) + decoupled.mean()
+
+
+def hinge(q: Tensor, c: Tensor) -> Tensor:
+    """Against all others, and against the hardest one."""
+    scores = unit(q) @ unit(c).T
+    margins = (0.2 + scores - scores.diag().view(-1, 1)).clamp(min=0).masked_fill(EYE, 0)
+    hardest = scores.clone()
+    hardest[ROWS, ROWS] = -torch.inf
+    return margins.sum() / N + (hardest.max(dim=1)[0] - scores[ROWS, ROWS]).relu().mean()
+
+
+def hardest_distances(z: Tensor) -> Tensor:
+    """Triplets of Euclid's distances, which are exactly 0 on the diagonal."""
+    same = (ROWS[:, None] // 4 == ROWS // 4) & ~EYE
+    products = z @ z.t()
+    squares = torch.diag(products)
+    distances = squares.unsqueeze(0) - 2.0 * products + squares.unsqueeze(1)
+    distances[distances < 0] = 0
+    zeros = distances.eq(0).to(z.dtype)
+    distances = (1.0 - zeros) * torch.sqrt(distances + zeros * 1e-16)
+    positive = (distances * same).max(1, keepdim=True).values
+    largest = distances.max(1, keepdim=True).values
+    negative = (distances + largest * (same | EYE)).min(1, keepdim=True).values
+    return F.relu(positive - negative + 5).mean()
+
+
+def distilled(q: Tensor, c: Tensor) -> Tensor:
+    """The softmax of one matrix is the target of the other's."""
+    teacher = ((2 * q).detach() @ c.detach().T / 4).softmax(dim=1)
+    student = q @ c.T / 4
+    loss = -(teacher * student.log_softmax(dim=1)).sum(dim=1).mean(dim=0)
+    return loss + F.kl_div(F.log_softmax(student, 1), teacher, reduction="batchmean")
+
+
+def hard_weighted(a: Tensor, b: Tensor) -> Tensor:
+    """Negatives that weigh more, the harder they are."""
+    both = torch.cat([unit(a), unit(b)])[::2]
+    negatives = torch.exp(both @ both.t().contiguous() / 0.5)
+    negatives = negatives.clone().masked_select(~EYE).view(N, -1)
+    importance = (0.7 * negatives.log()).exp()
+    weighted = (importance * negatives).sum(dim=-1) / importance.mean(dim=-1)
+    return torch.log1p(torch.clamp(weighted, min=0.1)).mean()
+
+
+def over_norms(a: Tensor, b: Tensor) -> Tensor:
+    scores = torch.einsum("ik,jk->ij", a, b) / torch.einsum("i,j->ij", a.norm(dim=1), b.norm(dim=1))
+    scores = torch.exp(scores / 0.5)
+    pairs = scores[range(N), range(N)]
+    return -torch.log(pairs / (scores.sum(dim=1) - pairs)).mean()
+
+
+def smoothed(q: Tensor, c: Tensor) -> Tensor:
+    scores = q @ c.T / 8
+    both = F.cross_entropy(scores, ROWS, label_smoothing=0.1) + F.cross_entropy(
+        scores.T, ROWS, label_smoothing=0.1, ignore_index=2
+    )
+    return both - scores.softmax(1).log()[ROWS, ROWS].mean()
+
+
+def nearest_negatives(q: Tensor, c: Tensor) -> Tensor:
+    scores = torch.einsum("bd,cd->bc", q, c)
+    pairs = scores.diagonal()
+    best = scores.topk(2, dim=1).values
+    return F.softplus((torch.where(best[:, 0] == pairs, best[:, 1], best[:, 0]) - pairs) / 2).mean()
+
+
+def orthogonal(z: Tensor) -> Tensor:
+    scores = unit(z) @ unit(z).T
+    scores.fill_diagonal_(0.0)
+    return (scores.sum() / N).pow(2) + torch.relu(scores.pow(2).sum() / N - 0.1)
+
+
+def centres(q: Tensor, c: Tensor) -> Tensor:
+    """Several of each class."""
+    scores = (unit(q) @ unit(c).T).view(-1, N // 4, 4)
+    scores = torch.sum(F.softmax(scores * 5, dim=2) * scores, dim=2)
+    return F.cross_entropy(scores * 10, ROWS // 4)
+
+
+def false_negatives(q: Tensor, c: Tensor) -> Tensor:
+    """Of both sides, by a threshold of each row and one of each column."""
+    scores = q @ c.T / 4
+    pairs = scores.diag().detach()
+    rows = scores.masked_fill(scores > pairs[:, None] + 0.1, -math.inf)
+    columns = torch.where(scores.t() > (pairs + 0.1)[:, None], -math.inf, scores.t())
+    return F.cross_entropy(rows, ROWS) + columns.logsumexp(1).mean() + scores.logsumexp(0, keepdim=True).sum()
+
+
 LOSSES: dict[str, tuple[Callable[..., Tensor], int]] = {
     x.__name__: (x, count)
     for x, count in (
@@ -157,11 +278,14 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], int]] = {
         *((exponentials, 2), (siglip, 2), (log_probabilities, 2), (soft_targets, 2), (masked, 2)),
         *((less_the_maxima, 2), (masked_both_ways, 2), (supervised, 2), (signed_sigmoids, 2)),
         *((shaped, 2), (maxima, 2), (weighted_scores, 2), (exponentials_of_pairs, 2), (numbers_like, 2)),
+        *((simclr_by_masks, 1), (nt_xent, 1), (views_below_views, 2), (large_mask, 2), (hinge, 2)),
+        *((hardest_distances, 1), (distilled, 2), (hard_weighted, 2), (over_norms, 2), (smoothed, 2)),
+        *((nearest_negatives, 2), (orthogonal, 1), (centres, 2), (false_negatives, 2)),
     )
 }
 HAVE_TARGETS = (
     *("quickthoughts", "siglip", "soft_targets", "supervised", "signed_sigmoids", "weighted_scores"),
-    "numbers_like",
+    *("numbers_like", "large_mask", "hardest_distances"),
 )
 each = pytest.mark.parametrize("name", LOSSES)
 
@@ -351,6 +475,90 @@ def test_a_change_in_the_block_comes_after_the_product():
         scores = q @ c.T
         q.mul_(2)
         assert relative(scores.logsumexp(1), wanted) < 1e-6
+
+
+def walked(q: Tensor, c: Tensor, more: Tensor) -> Tensor:
+    scores = (q @ c.T).sigmoid() + more
+    return (scores * scores.softmax(1)).square().sum(dim=1).sum()
+
+
+def test_a_walk_has_second_derivatives(monkeypatch):
+    monkeypatch.setattr(walk, "CELLS_AT_ONCE", 5 * N)
+    rows = [*inputs("logsumexp"), torch.zeros(N, N, dtype=torch.float64)]
+
+    def penalty(q: Tensor, c: Tensor, more: Tensor) -> Tensor:
+        gradients = torch.autograd.grad(walked(q, c, more), (q, c), create_graph=True)
+        return sum(x.square().sum() for x in gradients)
+
+    wanted = with_gradients(penalty, rows)
+    close(with_gradients(fastqt.fused(least_cells=1, strict=True)(penalty), rows), wanted, 1e-12)
+
+
+def test_a_change_before_the_gradient_of_a_walk_is_refused():
+    """It would be computed of the numbers that are there now."""
+    q, c = (x.requires_grad_() for x in inputs("logsumexp"))
+    more = torch.zeros(N, N, dtype=q.dtype)
+    with fastqt.fused(least_cells=1, strict=True):
+        loss = walked(q, c, more)
+        more.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place before its gradient"):
+        loss.backward()
+
+
+def test_cells_that_a_program_has_are_those_of_the_matrix():
+    """Of a walk, and of the matrix that is computed afterwards."""
+    q, c = inputs("logsumexp")
+    with fastqt.fused(least_cells=1):
+        scores = q @ c.T / 0.3
+        pairs, best = scores.diag(), scores.max(dim=1, keepdim=True).values
+        log_p = scores.log_softmax(dim=1)
+        own = log_p[ROWS, ROWS]
+        assert (scores == pairs[:, None]).sum() == (scores == best).sum() == N
+        assert (log_p == own[:, None]).sum() == N
+        assert (scores.cumsum(0)[0] - scores[0]).abs().max() == 0  # cumsum computes the matrix
+        assert torch.equal(scores.relu().diag(), pairs.relu())
+        assert not (scores > best).any(dim=1).sum()
+
+
+def test_masks_of_scores_have_no_gradient():
+    q, c = (x.requires_grad_() for x in inputs("logsumexp"))
+    with fastqt.fused(least_cells=1):
+        above = q @ c.T > 0
+        assert above.dtype is torch.bool
+        assert not above.requires_grad
+        assert not above.to(q.dtype).requires_grad
+        assert (above.to(q.dtype) * 2).sum().requires_grad is False
+
+
+def test_a_row_is_a_view():
+    def loss(q: Tensor, c: Tensor) -> Tensor:
+        scores = q @ c.T
+        scores[3].mul_(0.5)
+        scores[:, 2].add_(1.0)
+        scores[1:5, 4:].fill_(0.25)
+        return scores.logsumexp(1).sum()
+
+    rows = inputs("logsumexp")
+    close(with_gradients(fastqt.fused(least_cells=1)(loss), rows), with_gradients(loss, rows), 1e-12)
+
+
+def test_selected_cells_of_uneven_rows_are_no_matrix():
+    q, c = inputs("logsumexp")
+    uneven = EYE.clone()
+    uneven[0, :3], uneven[1, 1] = True, False
+    uneven[2, 2] = False
+    for mask in (uneven, ~uneven):
+        with fastqt.fused(least_cells=1):
+            found = (q @ c.T)[mask].view(N, -1).logsumexp(1)
+        torch.testing.assert_close(found, (q @ c.T)[mask].view(N, -1).logsumexp(1))
+
+
+def test_what_is_ignored_is_not_counted():
+    q, c = inputs("logsumexp")
+    targets = ROWS.where(ROWS % 3 > 0, -100)
+    wanted = F.cross_entropy(q @ c.T, targets, label_smoothing=0.2)
+    with fastqt.fused(least_cells=1, strict=True):
+        torch.testing.assert_close(F.cross_entropy(q @ c.T, targets, label_smoothing=0.2), wanted)
 
 
 def test_a_change_outside_is_refused():
