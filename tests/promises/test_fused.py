@@ -553,6 +553,28 @@ def test_selected_cells_of_uneven_rows_are_no_matrix():
         torch.testing.assert_close(found, (q @ c.T)[mask].view(N, -1).logsumexp(1))
 
 
+def test_cells_of_rows_in_any_order():
+    q, c = inputs("logsumexp")
+    where = ROWS.roll(5).flip(0), ROWS
+    with fastqt.fused(least_cells=1, strict=True):
+        found = (q @ c.T).softmax(dim=1)[where]
+    torch.testing.assert_close(found, (q @ c.T).softmax(dim=1)[where])
+
+
+def test_views_of_one_matrix_share_their_gradients():
+    """A detached matrix, a view of it that is divided, and its diagonal that is filled then."""
+
+    def loss(q: Tensor, c: Tensor) -> Tensor:
+        scores = (q @ c.T).detach()
+        views = scores.contiguous().view(N, -1)
+        views /= q.square().mean()
+        scores.fill_diagonal_(0.0)
+        return views.logsumexp(1).sum()
+
+    rows = inputs("logsumexp")
+    close(with_gradients(fastqt.fused(least_cells=1)(loss), rows), with_gradients(loss, rows), 1e-12)
+
+
 def test_what_is_ignored_is_not_counted():
     q, c = inputs("logsumexp")
     targets = ROWS.where(ROWS % 3 > 0, -100)
