@@ -448,8 +448,11 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
         state = x.box.state
         value = None
         if state.known is not None:
+            RULES.taken = ""
             with state.modes(grad=state.grad):
                 value = state.known.value()
+            if RULES.taken:
+                watch.fused(name, RULES.taken)
         if value is not None:
             state.keep(value.to(x.dtype))
         elif state.meaning is None or not (state.meaning.comes_first or isinstance(state.meaning, Diagonal)):

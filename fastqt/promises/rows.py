@@ -91,11 +91,12 @@ def _part_of_cells(through: Parts, state: State, window: Window) -> Tensor:
 
 def cell_by_cell(function: Function, args: Any, named: dict[str, Any]) -> Any:
     """The matrix of which each cell is of the same cells of others; NotImplemented where it is not."""
-    tensors = [walk.numbers(x) for x in parts((args, tuple(named.values()))) if isinstance(x, Tensor)]
+    tensors = [x for x in parts((args, tuple(named.values()))) if isinstance(x, Tensor)]
     states = [walk.matrix(x) for x in tensors if _is_matrix(x)]
     matrices = [x for x in states if x is not None]
     if not matrices or len(matrices) < len(states) or not walk.together(matrices):
         return NotImplemented
+    tensors = [walk.numbers(x) for x in tensors]
     shape, counts = walk.shape_of(matrices[0]), walk.counts_of(matrices[0])
     numbers = [tuple(x.shape) for x in tensors if not _is_matrix(x)]
     if any(walk.shape_of(x) != shape or walk.counts_of(x) is not counts for x in matrices):

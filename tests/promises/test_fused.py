@@ -553,6 +553,14 @@ def test_selected_cells_of_uneven_rows_are_no_matrix():
         torch.testing.assert_close(found, (q @ c.T)[mask].view(N, -1).logsumexp(1))
 
 
+def test_a_column_that_waits_is_told_where_it_is_used():
+    q, c = inputs("logsumexp")
+    with fastqt.fused(least_cells=1, strict=True) as report:
+        found = (q @ c.T).softmax(dim=1)[:, 0]
+        torch.testing.assert_close(found.log(), (q @ c.T).softmax(dim=1)[:, 0].log())
+    assert "log fused into a walk over rows" in str(report)
+
+
 def test_cells_of_rows_in_any_order():
     q, c = inputs("logsumexp")
     where = ROWS.roll(5).flip(0), ROWS
