@@ -157,6 +157,32 @@ def test_what_is_not_the_other_direction():
     assert "clip_loss" not in str(report)
 
 
+def a_copy_detached(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    scores = 20.0 * a @ b.T
+    first = F.cross_entropy(scores, ROWS)
+    return first + scale * F.cross_entropy(scores.T.clone().detach(), ROWS)
+
+
+def one_without_gradient(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    scores = scale * a @ b.T
+    with torch.no_grad():
+        first = F.cross_entropy(scores, ROWS)
+    return first + F.cross_entropy(scores.T, ROWS)
+
+
+def rows_are_ignored(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    scores = scale * a @ b.T
+    first = F.cross_entropy(scores, ROWS, ignore_index=3)
+    return first + F.cross_entropy(scores.T, ROWS, ignore_index=3)
+
+
+@pytest.mark.parametrize("program", [a_copy_detached, one_without_gradient, rows_are_ignored])
+def test_a_direction_that_differs_from_the_other(program):
+    wanted = results(program, inputs())
+    with fused:
+        close(results(program, inputs()), wanted)
+
+
 def graphs(block: bool, use: Callable[[Tensor, Tensor], object]) -> list[object]:
     """What a program makes of both losses, plain or in the block."""
     a, b, scale = inputs()
@@ -185,6 +211,12 @@ def kept_gradient(loss: Tensor, scores: Tensor) -> Tensor:
     return loss
 
 
+def half_of_it_before_a_change(loss: Tensor, scores: Tensor) -> Tensor:
+    half = loss / 2
+    loss += 1
+    return half.detach()
+
+
 USES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "nothing": lambda loss, scores: 0,
     "requires_grad": lambda loss, scores: (
@@ -208,6 +240,7 @@ USES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "retain_grad": kept_gradient,
     "copied": lambda loss, scores: copy.copy(loss).detach(),
     "in place": lambda loss, scores: loss.mul_(2).detach().clone(),
+    "half of it": half_of_it_before_a_change,
     "into another": lambda loss, scores: torch.zeros(3, dtype=loss.dtype).index_fill_(
         0, torch.tensor([1]), loss
     ),
