@@ -7,6 +7,7 @@ the program itself: the functions that it called are called then, with their gra
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,9 @@ _ANSWERED = {
 _PINS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_}
 
 
+_LISTS = (tuple, list)  # A union of both would be made anew in each of many calls.
+
+
 def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
     """Arguments of a function with each of their parts changed."""
     if isinstance(x, tuple):
@@ -47,12 +51,17 @@ def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
     return change(x)
 
 
-def parts(x: Any) -> Iterator[Any]:
-    if isinstance(x, tuple | list):
-        for y in x:
-            yield from parts(y)
-    else:
-        yield x
+def parts(x: Any) -> list[Any]:
+    """What lists and tuples within each other hold."""
+    if not isinstance(x, _LISTS):
+        return [x]
+    flat: list[Any] = []
+    for y in x:
+        if isinstance(y, _LISTS):
+            flat += parts(y)
+        else:
+            flat.append(y)
+    return flat
 
 
 class State:
@@ -86,8 +95,9 @@ class State:
         dtype = None if meaning is None else meaning.dtype
         is_number = dtype is None or dtype.is_floating_point
         self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
-        self.inputs = [x for x in parts((args, tuple(keywords.values()))) if isinstance(x, Tensor)]
-        self.parents = [x for x in parts((args, tuple(keywords.values()))) if isinstance(x, State)]
+        flat = parts((args, tuple(keywords.values())))
+        self.inputs = [x for x in flat if isinstance(x, Tensor)]
+        self.parents = [x for x in flat if isinstance(x, State)]
         self.sources = sources or self.inputs
         self.read = [*self.inputs, *sources]
         self.versions = [x._version for x in self.read]
@@ -421,9 +431,11 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     if func in _ANSWERED and (not isinstance(args[0], Promise) or args[0].box.state.meaning is not None):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
-    if not any(isinstance(x, Promise) for x in parts((args, tuple(kwargs.values())))):
-        return func(*args, **kwargs)
+    promises = [x for x in parts((args, tuple(kwargs.values()))) if isinstance(x, Promise)]
+    if any(x.box.is_shared or not has_own_node(x) for x in promises):
+        args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
+        if not any(isinstance(x, Promise) for x in parts((args, tuple(kwargs.values())))):
+            return func(*args, **kwargs)
     name = getattr(func, "__name__", str(func))
     if func in _PINS and isinstance(args[0], Promise):
         args[0].box.state.computed()
@@ -463,12 +475,18 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
 
 
 def changes_in_place(func: Function, kwargs: dict[str, Any]) -> bool:
+    return kwargs.get("out") is not None or _changes_its_first(func)
+
+
+@functools.lru_cache(maxsize=1024)
+def _changes_its_first(func: Function) -> bool:
+    """Whether a function changes its first argument, as its name says."""
     name = getattr(func, "__name__", "")
     operator = (
         name.startswith("__i") and name.endswith("__") and name not in ("__index__", "__int__", "__invert__")
     )
     named = name.endswith("_") and not name.endswith("__")
-    return named or operator or name in ("__setitem__", "__set__") or kwargs.get("out") is not None
+    return named or operator or name in ("__setitem__", "__set__")
 
 
 def _states(x: Any) -> Any:
