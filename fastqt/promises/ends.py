@@ -109,13 +109,10 @@ def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction
     columns = columns_of(scores)
     if columns is None:
         return NotImplemented
-    product, first = columns.product, columns.first
-    # Of a sum the gradients are computed beside it.
-    whole = "none" if reduction == "none" else "sum"
     if _are_pairs(columns, target, ignore_index):
-        loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=whole)
-        return _finished(loss, scores, len(target), reduction)
+        return _loss_of_pairs(scores, columns, reduction)
 
+    product, first = columns.product, columns.first
     ignored = target == ignore_index
     used = target.masked_fill(ignored, first)
     within = (used >= first) & (used < first + len(product.candidates))
@@ -127,8 +124,18 @@ def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction
     if _hits(product, used, ignored):
         return NotImplemented
     targets = used.masked_fill(ignored, -100)
-    loss = _computed(contrastive_loss, **columns.options, targets=targets, reduction=whole)
+    loss = _computed(contrastive_loss, **columns.options, targets=targets, reduction=_whole(reduction))
     return _finished(loss, scores, (~ignored).sum(), reduction)
+
+
+def _whole(reduction: str) -> str:
+    """Of a sum the gradients are computed beside it; a mean is one divided."""
+    return "none" if reduction == "none" else "sum"
+
+
+def _loss_of_pairs(scores: Scores, columns: Columns, reduction: str) -> Any:
+    loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=_whole(reduction))
+    return _finished(loss, scores, len(columns.product.queries), reduction)
 
 
 def _are_pairs(columns: Columns, target: Tensor, ignore_index: int) -> bool:
@@ -147,8 +154,7 @@ def _promised_loss(
     with torch._C.DisableTorchFunctionSubclass():
         dtype = torch.float32 if casts and torch.is_autocast_enabled(s.device.type) else s.dtype
 
-    def alone() -> Any:
-        loss = loss_of_targets(scores, target, ignore_index, reduction)
+    def in_dtype(loss: Any) -> Any:
         return loss if loss is NotImplemented else loss.to(dtype)
 
     def reduced(losses: Tensor) -> Tensor:
@@ -159,7 +165,12 @@ def _promised_loss(
     p = scores.alone
     columns = columns_of(scores) if can_wait(p) and reduction in ("mean", "sum") else None
     if p is None or columns is None or is_transformed() or not _are_pairs(columns, target, ignore_index):
-        return alone()
+        return in_dtype(loss_of_targets(scores, target, ignore_index, reduction))
+    known_columns = columns
+
+    def alone() -> Any:
+        return in_dtype(_loss_of_pairs(scores, known_columns, reduction))
+
     return PairLoss(size=(), dtype=dtype, product=p, reduced=reduced, alone=alone)
 
 
