@@ -542,11 +542,19 @@ def test_a_row_is_a_view():
     close(with_gradients(fastqt.fused(least_cells=1)(loss), rows), with_gradients(loss, rows), 1e-12)
 
 
-def test_selected_cells_of_uneven_rows_are_no_matrix():
+def test_cells_of_a_block():
+    q, c = inputs("logsumexp")
+    with fastqt.fused(least_cells=1, strict=True):
+        found = (q @ c.T)[4:, 1:].diag() + 0
+    torch.testing.assert_close(found, (q @ c.T)[4:, 1:].diag())
+
+
+def test_selected_cells_of_uneven_rows_are_no_matrix(monkeypatch):
+    monkeypatch.setattr(walk, "CELLS_AT_ONCE", 5 * N)
     q, c = inputs("logsumexp")
     uneven = EYE.clone()
-    uneven[0, :3], uneven[1, 1] = True, False
-    uneven[2, 2] = False
+    uneven[0, :3], uneven[-1, -1] = True, False
+    uneven[-2, -2] = False
     for mask in (uneven, ~uneven):
         with fastqt.fused(least_cells=1):
             found = (q @ c.T)[mask].view(N, -1).logsumexp(1)
