@@ -48,6 +48,7 @@ from benchmarks.measure.run_tables import (
     mebibytes,
     peak_table,
     rows_of,
+    splade_table,
     torch_engine_table,
     whole_batches,
 )
@@ -127,6 +128,8 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "peak machine": lambda: machine(stored("peak")),
         "logistic": lambda: logistic_table(stored_logistic()),
         "logistic machine": lambda: machine(stored_logistic()),
+        "splade": lambda: splade_table(stored("splade")),
+        "splade machine": lambda: machine(stored("splade")),
         "distributed": lambda: distributed_table(stored("distributed")),
         "distributed machine": lambda: machine(stored("distributed")),
         "predictions": predict.predictions_table,

@@ -248,7 +248,7 @@ def check_backward(function: str, *upstream: Tensor) -> None:
     """
     if torch.is_grad_enabled():
         raise once_differentiable_error(function)
-    if not torch.compiler.is_compiling() and any(map(_is_batched, upstream)):
+    if not torch.compiler.is_compiling() and any(map(is_batched, upstream)):
         raise RuntimeError(
             f"{function}: want one upstream gradient in a backward pass, got several at once, as of "
             "jacobian(vectorize=True) and is_grads_batched=True; want torch.func.jacrev of the loss, "
@@ -256,7 +256,7 @@ def check_backward(function: str, *upstream: Tensor) -> None:
         )
 
 
-def _is_batched(x: Tensor) -> bool:
+def is_batched(x: Tensor) -> bool:
     """Whether a tensor is vmap's, of `torch.func` or of before it."""
     of_torch = torch._C._functorch
     return of_torch.is_batchedtensor(x) or of_torch.is_legacy_batchedtensor(x)

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import NamedTuple
 
-from fastqt.checks import check_option, require, shown
+from fastqt.checks import check_option, is_batched, require, shown
 from fastqt.fields import Differentiable
+from fastqt.norms import LEAST_NORM
 from fastqt.options import DiagonalMode, MemoryMode, Reduction, Similarity, TargetReduction
 from fastqt.targets import TargetRows
-from fastqt.torch_modes import is_traced
+from fastqt.torch_modes import is_traced, is_transformed
 
 # In the order of csrc/cpu/score_tile.h.
 DIAGONALS: tuple[str, ...] = get_args(DiagonalMode)
@@ -284,7 +285,40 @@ def reduce(rows: Tensor, reduction: str) -> Tensor:
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows (..., D) at norm 1, computed in float32 at least and rounded to the dtype of `x`."""
-    return F.normalize(x.to(loss_dtype(x)), dim=-1).to(x.dtype)
+    rows = x.to(loss_dtype(x))
+    if is_traced(rows) or is_transformed() or not rows.requires_grad:
+        return F.normalize(rows, dim=-1).to(x.dtype)
+    return _unit_rows(rows).to(x.dtype)
+
+
+class _UnitRows(torch.autograd.Function):
+    """`F.normalize` of rows, whose gradient has the same bits, from two thirds of the passes over them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        unit = x / norms.clamp(min=LEAST_NORM)
+        ctx.save_for_backward(x, norms, unit)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        x, norms, unit = ctx.saved_tensors
+        gradient: Tensor = upstream[0]
+        is_differentiated = torch.is_grad_enabled()
+        if is_differentiated or is_batched(gradient):
+            with torch.enable_grad():
+                of_torch = F.normalize(x, dim=-1)
+            found: Tensor = torch.autograd.grad(of_torch, x, gradient, create_graph=is_differentiated)[0]
+            return found
+        divisors: Tensor = norms.clamp(min=LEAST_NORM)
+        along: Tensor = (unit / divisors).mul_(gradient).sum(-1, keepdim=True)
+        along.masked_fill_(norms < LEAST_NORM, 0)  # Shorter rows are divided by a constant.
+        return (gradient / divisors).sub_(unit * along)
+
+
+# torch gives `apply` no types.
+_unit_rows: Callable[[Tensor], Tensor] = _UnitRows.apply
 
 
 def positive_scores(scores: Tensor) -> Tensor:

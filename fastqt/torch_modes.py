@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # tensors that are no tracer's
+# Whether a transform of torch.func is active. A function around it would double what it costs every call.
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -36,13 +36,11 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def processor_and_versions() -> dict[str, Any]:
-    """The processor, and the versions of the software that computes on it. Linux alone."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    """The processor, and the versions of the software that computes on it."""
     return {
         "machine": platform.machine(),
         "system": platform.system(),
-        "cpu": next(models, None),  # arm64 kernels do not name it
+        "cpu": _processor(),
         "threads": torch.get_num_threads(),
         "python_version": platform.python_version(),
         "torch_version": torch.__version__,
@@ -53,16 +51,31 @@ def processor_and_versions() -> dict[str, Any]:
 
 def here() -> dict[str, Any]:
     """The processor and the versions, on any system, as a run of the benchmarks stores them."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return {
-        "cpu": next(models, platform.processor() or platform.machine()),
+        "cpu": _processor() or platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "system": platform.system(),
         "python_version": platform.python_version(),
         "torch_version": torch.__version__,
     }
+
+
+def _processor() -> str | None:
+    """The processor's name on Linux, None where that does not say it, as on arm64.
+
+    Clouds hide which of their processors it is. The numbers of its family and its model tell them apart: of
+    AMD's, 25 and 17 multiplies half as many float32 at a time as 26 does.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    said = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))  # of the first core
+    said = {name.strip(): value.strip() for name, value in said.items()}
+    if "model name" not in said:
+        return None
+    numbers = [
+        f"{name.removeprefix('cpu ')} {said[name]}" for name in ("cpu family", "model") if name in said
+    ]
+    return f"{said['model name']} ({', '.join(numbers)})" if numbers else said["model name"]
 
 
 def _driver() -> str | None:

@@ -333,6 +333,25 @@ def logistic_table(run: Run) -> str:
     return table(header, rows)
 
 
+def splade_table(run: Run) -> str:
+    """SPLADE's pooling, forward and backward, beside plain PyTorch's and the product of the forward pass."""
+
+    def row(r: dict[str, Any]) -> tuple[str, ...]:
+        peaks = r["peaks_above_gradients"]
+        seconds = (r[name] for name in ("product_seconds", "seconds", "eager_seconds"))
+        return (
+            *(f"{r[size]:,}" for size in ("B", "L", "V", "D")),
+            f"{r['share']:.0%}",
+            *(f"{x:.1f}" for x in seconds),
+            times(r["eager_seconds"] / r["seconds"]),
+            *(mebibytes(peaks[name]) for name in ("ours", "eager")),
+        )
+
+    sizes = "B", "L", "V", "D", "words with a weight"
+    header = (*sizes, "product s", "fastqt s", "eager s", "faster", "fastqt MiB", "eager MiB")
+    return table(header, map(row, rows_of(run, "test_splade")))
+
+
 def distributed_table(run: Run) -> str:
     header = ("loss", "ranks", "exchange", "CPU seconds", "× one process", "MiB a rank", "predicted MiB")
     rows = []
@@ -400,6 +419,7 @@ TABLES: dict[str, tuple[Callable[[Run], str], tuple[str, ...]]] = {
     "tables": (tables_table, tuple(TABLE_STEPS)),
     "passes": (passes_table, ("test_passes",)),
     "logistic": (logistic_table, ("test_logistic",)),
+    "splade": (splade_table, ("test_splade",)),
     "distributed": (distributed_table, ("test_distributed",)),
 }
 

@@ -23,7 +23,7 @@ from fastqt.devices import accumulation_dtype, is_described, on_gpu
 from fastqt.engines import Computation, Engine
 from fastqt.fields import Differentiable, with_tensors, without_tensors
 from fastqt.problem import Rows, loss_dtype, reduce
-from fastqt.torch_modes import is_traced
+from fastqt.torch_modes import is_traced, is_transformed
 
 
 def loss_of(
@@ -51,7 +51,7 @@ def loss_of(
         computation = TracedEngine(computed_by.name)
     else:
         computation, scaled_by = computed_by.computation(p), computed_by
-    if transformed.is_transformed():
+    if is_transformed():
         return transformed.loss_of(p, reduction, computation, function)
 
     inputs = p.inputs()

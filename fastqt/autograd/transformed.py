@@ -29,10 +29,6 @@ class How(NamedTuple):
     places: tuple[int, ...]  # of the problem's inputs among its tensors
 
 
-# Whether a transform of torch.func is active. A function around it would double what it costs every call.
-is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
-
-
 def loss_of(p: Any, reduction: str, engine: Computation, function: str) -> Tensor:
     """As `fastqt.autograd.loss_of`, for a problem whose tensors a transform may have wrapped."""
     rest, tensors = without_tensors(p)

@@ -15,14 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.autograd.transformed import is_transformed
 from fastqt.devices import accumulation_dtype
 from fastqt.engines import ops
 from fastqt.functional.call import Call
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype
 from fastqt.targets import NoTargets, TargetRows
-from fastqt.torch_modes import input_dtype, is_traced, without_autocast
+from fastqt.torch_modes import input_dtype, is_traced, is_transformed, without_autocast
 
 # Bytes of the embeddings of targets that are scored at a time. On a CPU they stay in the cache; elsewhere
 # launches should be few.

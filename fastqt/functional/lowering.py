@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fastqt import autograd, engines
-from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_mask
 from fastqt.engines import plans
 from fastqt.engines.filtered import Filtered, FilteredProblem, filtered_problem, reference_loss
@@ -19,7 +18,7 @@ from fastqt.functional.false_negatives import widened
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import Problem, loss_dtype, unit_rows
-from fastqt.torch_modes import is_traced, without_autocast
+from fastqt.torch_modes import is_traced, is_transformed, without_autocast
 
 LEAST_SHARE = 1e-3  # by which those of two candidates differ where their mixture is surely no sum near 0
 

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.autograd.transformed import is_transformed
 from fastqt.devices import accumulation_dtype
 from fastqt.functional.call import Call, Completion
 from fastqt.negatives import Mixed, mixed_rows
 from fastqt.norms import LEAST_NORM
 from fastqt.problem import loss_dtype, reduce, unit_rows
-from fastqt.torch_modes import input_dtype, is_traced, without_autocast
+from fastqt.torch_modes import input_dtype, is_traced, is_transformed, without_autocast
 
 # Of row negatives in the dtype of the computation. On a CPU they stay in the cache.
 CHUNK_BYTES, CPU_CHUNK_BYTES = 16 * 2**20, 2**20

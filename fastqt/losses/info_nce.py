@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.arguments import OwnRows, Rows, Scale, Share
@@ -177,7 +176,7 @@ def smoothing_loss(call: Arguments, queries: Tensor, columns: Sequence[Tensor]) 
     dtype, values = loss_dtype(queries), call.values
     embeddings = [x.to(dtype) for x in (queries, *columns)]
     if values["normalize"]:
-        embeddings = [F.normalize(x, dim=1) for x in embeddings]
+        embeddings = [unit_rows(x) for x in embeddings]
     queries, *columns = embeddings
     leads = scores(queries, columns[0][: len(queries)] - _mean_of(columns, call.batch), values["scale"])
 

@@ -30,7 +30,7 @@ from fastqt.exclusions import ExcludeLike, Exclusions, Mask, OfIds
 from fastqt.loss import Arguments, loss
 from fastqt.losses.scored import ScoreNeeds, ScoreOperator, ScoreProblem, Scoring, slices
 from fastqt.options import Reduction
-from fastqt.problem import loss_dtype
+from fastqt.problem import loss_dtype, unit_rows
 from fastqt.torch_modes import without_autocast
 
 TOKENS = "tokens of documents"  # under which ranks know how many tokens a document is padded to
@@ -204,7 +204,7 @@ def _tokens(x: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     x = x.to(loss_dtype(x))
     if mask is not None:
         x = x.masked_fill(~mask[:, :, None], 0)
-    return (F.normalize(x, dim=2) if normalize else x).contiguous()
+    return (unit_rows(x) if normalize else x).contiguous()
 
 
 @dataclass

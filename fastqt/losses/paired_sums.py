@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastqt.autograd import transformed
 from fastqt.checks import check_backward
 from fastqt.distributed import collectives
 from fastqt.distributed.batch import Batch
@@ -24,7 +23,7 @@ from fastqt.functional import log_sum_exp
 from fastqt.loss import Arguments
 from fastqt.options import DiagonalMode, Memory
 from fastqt.problem import ClipProblem, ClipSide, Needs
-from fastqt.torch_modes import is_traced
+from fastqt.torch_modes import is_traced, is_transformed
 
 
 class PairScoring(NamedTuple):
@@ -94,7 +93,7 @@ def _engine_of(
     reference engine, which can be differentiated twice.
     """
     scale = (scoring.scale,) if isinstance(scoring.scale, Tensor) else ()
-    if is_traced(rows, columns) or transformed.is_transformed():
+    if is_traced(rows, columns) or is_transformed():
         return None, (rows, columns, *scale)
     plan = plans.plan(None, scoring.problem(rows, columns), scoring.call.values["backend"])
     engine, dtype, computed, _ = plan

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
@@ -22,7 +21,7 @@ from fastqt.engines.chunked.walk import scale_on
 from fastqt.engines.own_products import multiply_read, product_read
 from fastqt.fields import Differentiable
 from fastqt.loss import Arguments
-from fastqt.problem import loss_dtype
+from fastqt.problem import loss_dtype, unit_rows
 from fastqt.torch_modes import without_autocast
 
 # float16 holds this many times a derivative of about 1, and what is smaller keeps its digits down to 4e-9.
@@ -191,7 +190,7 @@ def embeddings_of(call: Arguments, *embeddings: Tensor) -> list[Tensor]:
     """Embeddings in the dtype of the loss of the first ones, and of norm 1 if the call says so."""
     dtype = loss_dtype(call.values["queries"])
     converted = [x.to(dtype) for x in embeddings]
-    return [F.normalize(x, dim=1) for x in converted] if call.values["normalize"] else converted
+    return [unit_rows(x) for x in converted] if call.values["normalize"] else converted
 
 
 def scores_of(queries: Tensor, candidates: Tensor, scale: float | Tensor, dtype: str) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.arguments import Argument, OwnRows, Rows
@@ -14,7 +13,7 @@ from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
 from fastqt.losses.grams import gram, scores
-from fastqt.problem import loss_dtype
+from fastqt.problem import loss_dtype, unit_rows
 
 TeacherEmbeddings = Annotated[Tensor, Argument(like="embeddings")]
 TeacherCandidates = Annotated[Tensor, Argument(like="candidates")]
@@ -93,7 +92,7 @@ class _Side(NamedTuple):
 def _side(name: str, student: Tensor, teacher: Tensor, dtype: torch.dtype, normalize: bool) -> _Side:
     student, teacher = student.to(dtype), teacher.detach().to(dtype)
     if normalize:
-        student, teacher = F.normalize(student, dim=1), F.normalize(teacher, dim=1)
+        student, teacher = unit_rows(student), unit_rows(teacher)
     return _Side(student, teacher, name)
 
 

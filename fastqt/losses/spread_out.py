@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.arguments import NotNegative, Rows
@@ -12,7 +11,7 @@ from fastqt.distributed.batch import Batch
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
 from fastqt.losses.grams import gram, sums
-from fastqt.problem import loss_dtype
+from fastqt.problem import loss_dtype, unit_rows
 
 
 def _fit(mean_weight: float, second_moment_weight: float) -> None:
@@ -75,7 +74,7 @@ def spread_out_loss(
     dtype = loss_dtype(embeddings)
     rows = embeddings.to(dtype)
     if normalize:
-        rows = F.normalize(rows, dim=1)
+        rows = unit_rows(rows)
 
     N, D = batch.total(), rows.shape[1]
     cells = N * (N - 1)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fastqt.arguments import Argument, Positive, Scale, mask_of
-from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import check_tensor, require
 from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
 from fastqt.options import Reduction
 from fastqt.problem import loss_dtype
+from fastqt.torch_modes import is_transformed
 
 
 def _as_matrix(name: str, scores: Any) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fastqt.autograd.transformed import is_transformed
 from fastqt.promises import cells as cells
 from fastqt.promises import closed as closed
 from fastqt.promises import directions
@@ -25,6 +24,7 @@ from fastqt.promises.notes import NOTED, note, sources_of, unturned, without_fac
 from fastqt.promises.promise import Promise, State, Watch, called, changes_in_place, parts, promised
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Product, Scores, equal
+from fastqt.torch_modes import is_transformed
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -92,7 +92,7 @@ def test_no_figure_has_digits_that_no_run_knows(name):
 
 
 # Tables of runs that are stored on their own.
-OWN_RUNS = {"logistic", "distributed", "torch engine", "matryoshka", "margin", "peak"}
+OWN_RUNS = {"logistic", "splade", "distributed", "torch engine", "matryoshka", "margin", "peak"}
 
 
 def test_the_tables_of_a_stored_run_are_those_of_the_documents():

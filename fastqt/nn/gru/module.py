@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from fastqt.autograd.transformed import is_transformed
 from fastqt.checks import shown
 from fastqt.nn.gru.sequence import gru_sequence
+from fastqt.torch_modes import is_transformed
 
 Bias = bool | Literal["single"]
 
