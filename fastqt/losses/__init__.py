@@ -30,6 +30,7 @@ from fastqt.losses.similarity_distillation import similarity_distillation_loss
 from fastqt.losses.spread_out import spread_out_loss
 from fastqt.losses.supcon import supcon_loss
 from fastqt.losses.teacher_scores import margin_mse_loss, score_distillation_loss
+from fastqt.losses.token_scores import maxsim_scores
 
 __all__ = [
     "angle_loss",
@@ -52,6 +53,7 @@ __all__ = [
     "margin_mse_loss",
     "max_margin_loss",
     "maxsim_loss",
+    "maxsim_scores",
     "mixcse_loss",
     "multiple_negatives_ranking_loss",
     "negative_sampling_loss",

@@ -69,8 +69,10 @@ TokenMask = Annotated[Tensor | None, mask_of("a token")]
 Exclude = Annotated[ExcludeLike | None, exclusions_of(OfIds, Mask)]
 
 
-def _fit(queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None) -> None:
-    check_paired("queries", len(queries), "documents", len(documents))
+def check_masks(
+    queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None
+) -> None:
+    """Raises ValueError for a mask that has not one number for each token."""
     for name, mask, x in (
         ("query_mask", query_mask, queries),
         ("document_mask", document_mask, documents),
@@ -79,12 +81,16 @@ def _fit(queries: Tensor, documents: Tensor, query_mask: Tensor | None, document
             raise ValueError(
                 f"{name}: want shape {tuple(x.shape[:2])}, one for each token, got {tuple(mask.shape)}"
             )
+
+
+def _fit(queries: Tensor, documents: Tensor, document_mask: Tensor | None) -> None:
+    check_paired("queries", len(queries), "documents", len(documents))
     if document_mask is not None:
         have_tokens = document_mask[: len(queries)].any(1).all()
         require(have_tokens, "document_mask: want at least one token of the document of each query")
 
 
-@loss("MaxSimLoss", check=_fit)
+@loss("MaxSimLoss", check=(check_masks, _fit))
 def maxsim_loss(
     call: Arguments,
     queries: Queries,
@@ -154,19 +160,8 @@ def maxsim_loss(
     excluded = _excluded(batch, exclude, queries.device)
 
     def losses(part: str) -> Tensor:
-        dtype, bias = loss_dtype(queries), None
-        if mask_of_candidates is not None:
-            bias = torch.zeros(mask_of_candidates.shape, dtype=dtype, device=queries.device)
-            bias = bias.masked_fill(~mask_of_candidates, -torch.inf)
-        p = MaxSimProblem(
-            _tokens(queries, query_mask, normalize),
-            _tokens(candidates, mask_of_candidates, normalize),
-            scale,
-            read_in(queries),
-            bias,
-            excluded,
-            batch.first("documents"),
-        )
+        p = problem_of(queries, candidates, query_mask, mask_of_candidates, normalize)
+        p.scale, p.excluded, p.first = scale, excluded, batch.first("documents")
         return autograd.loss_of(p, part, MAXSIM, call.function)
 
     return batch.loss(reduction, (queries, candidates, scale), losses)
@@ -221,7 +216,30 @@ class MaxSimProblem(ScoreProblem):
         return numbers[:, None] + self.first
 
 
-class _MaxSim(Scoring):
+def problem_of(
+    queries: Tensor,
+    documents: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    normalize: bool,
+) -> MaxSimProblem:
+    """The problem of tokens and their masks with a scale of 1."""
+    bias = None
+    if document_mask is not None:
+        bias = torch.zeros(document_mask.shape, dtype=loss_dtype(queries), device=queries.device)
+        bias = bias.masked_fill(~document_mask, -torch.inf)
+    return MaxSimProblem(
+        _tokens(queries, query_mask, normalize),
+        _tokens(documents, document_mask, normalize),
+        1.0,
+        read_in(queries),
+        bias,
+        excluded=None,
+        first=0,
+    )
+
+
+class MaxSim(Scoring):
     """Scores that are sums of maxima, of which the places are kept until the gradients of their rows."""
 
     p: MaxSimProblem
@@ -366,4 +384,4 @@ def _add_gradients(
             d_documents[block] += bags.view(-1, U, D)
 
 
-MAXSIM = ScoreOperator("maxsim", MaxSimProblem, _cross_entropy, _MaxSim)
+MAXSIM = ScoreOperator("maxsim", MaxSimProblem, _cross_entropy, MaxSim)

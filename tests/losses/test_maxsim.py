@@ -11,7 +11,7 @@ from fastqt.losses import maxsim
 from tests.shared.every_loss import maxsim as with_a_matrix
 from tests.shared.loss_views import check
 from tests.shared.ring_memory import Live
-from tests.shared.tolerances import FLOAT32, REORDERED_FLOAT32, relative
+from tests.shared.tolerances import FLOAT32, FLOAT64, REORDERED_FLOAT32, relative
 
 N, M, TQ, TD, D = 7, 11, 5, 6, 4
 SMALL = [maxsim.Room(1, 1, 1), maxsim.Room(3 * TD, 2 * TQ * M, 2 * TD * D), maxsim.CPU_ROOM]
@@ -148,3 +148,74 @@ def test_refuses_nonsense(changed, error, message):
     given = {"queries": torch.ones(3, 2, 4), "documents": torch.ones(3, 5, 4)}
     with pytest.raises(error, match=f"^{message}"):
         fastqt.maxsim_loss(**{**given, **changed})
+
+
+def scores_by_tokens(queries, documents, query_mask, document_mask):
+    """The definition with all scores of tokens, of norm 1."""
+    queries, documents = (F.normalize(x, dim=2) for x in (queries, documents))
+    cells = torch.einsum("ntd,mud->ntmu", queries, documents).masked_fill(~document_mask, -math.inf)
+    return (cells.amax(3) * 1.0).masked_fill(~query_mask[:, :, None], 0).sum(1)
+
+
+@pytest.mark.parametrize("room", SMALL, ids=["single", "few", "all"])
+def test_scores_are_the_definition(room, monkeypatch):
+    """A query without tokens scores 0, and a document without them is at minus infinity and moves nothing."""
+    monkeypatch.setattr(maxsim, "CPU_ROOM", room)
+    (queries, documents, _), masks = inputs()
+    found = fastqt.maxsim_scores(queries, documents, **masks)
+    empty = ~masks["document_mask"].any(1)
+    with_tokens = {**masks, "document_mask": masks["document_mask"] | empty[:, None]}
+    wanted = scores_by_tokens(queries, documents, **with_tokens)
+    assert found[:, empty].isneginf().all()
+    assert found[2, ~empty].eq(0).all()
+    assert relative(found[:, ~empty], wanted[:, ~empty]) < FLOAT64
+
+    weights = torch.randn(N, M, dtype=torch.float64)
+    of_ours = torch.autograd.grad(found, (queries, documents), weights.masked_fill(empty, torch.nan))
+    of_kept = torch.autograd.grad(wanted, (queries, documents), weights.masked_fill(empty, 0))
+    assert all(relative(a, b) < FLOAT64 for a, b in zip(of_ours, of_kept, strict=True))
+
+
+def test_scores_give_the_loss():
+    (queries, documents, scale), _ = inputs()
+    scores = scale * fastqt.maxsim_scores(queries, documents)
+    check(
+        fastqt.maxsim_loss(queries, documents, scale=scale), F.cross_entropy(scores, torch.arange(N)), [scale]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_scores_of_16_bits_are_added_up_in_float32(dtype):
+    (queries, documents, _), masks = inputs(dtype)
+    found = fastqt.maxsim_scores(queries, documents, **masks)
+    exact = [x.detach().double().requires_grad_() for x in (queries, documents)]
+    wanted = fastqt.maxsim_scores(*exact, **masks)
+    assert found.dtype is torch.float32
+    kept = wanted.isfinite()
+    assert relative(found[kept], wanted[kept]) < max(FLOAT32, torch.finfo(dtype).eps)
+    weights = torch.randn(N, M)
+    gradients = torch.autograd.grad(found, (queries, documents), weights)
+    of_exact = torch.autograd.grad(wanted, exact, weights.double())
+    assert all(
+        relative(a, b) < max(FLOAT32, 4 * torch.finfo(dtype).eps)
+        for a, b in zip(gradients, of_exact, strict=True)
+    )
+
+
+def test_scores_hold_no_scores_of_tokens(monkeypatch):
+    """Beside the scores of texts, gradients and their sums: those of tokens would be 16 MiB."""
+    monkeypatch.setattr(maxsim, "CPU_ROOM", maxsim.Room(2**16, 2**16, 2**16))
+    queries, documents = (torch.randn(64, 32, 8, requires_grad=True) for _ in range(2))
+    with Live(queries, documents) as live:
+        fastqt.maxsim_scores(queries, documents).sum().backward()
+    assert live.most < 4 * 2**20
+
+
+def test_scores_are_refused_where_they_cannot_be():
+    (queries, documents, _), masks = inputs()
+    with pytest.raises(ValueError, match=r"^document_mask: want shape \(11, 6\), one for each token, got"):
+        fastqt.maxsim_scores(queries, documents, document_mask=masks["document_mask"][:, 1:])
+    with pytest.raises(ValueError, match=r"^documents: want shape \(rows, tokens, D\), got \(11, 4\)"):
+        fastqt.maxsim_scores(queries, documents[:, 0])
+    with pytest.raises(RuntimeError, match=r"^fastqt.maxsim_scores is differentiable once"):
+        torch.autograd.grad(fastqt.maxsim_scores(queries, documents).sum(), queries, create_graph=True)
