@@ -302,7 +302,7 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor]:
         x, norms, unit = ctx.saved_tensors
         gradient: Tensor = upstream[0]
         is_differentiated = torch.is_grad_enabled()
@@ -310,11 +310,11 @@ class _UnitRows(torch.autograd.Function):
             with torch.enable_grad():
                 of_torch = F.normalize(x, dim=-1)
             found: Tensor = torch.autograd.grad(of_torch, x, gradient, create_graph=is_differentiated)[0]
-            return found
+            return (found,)
         divisors: Tensor = norms.clamp(min=LEAST_NORM)
         along: Tensor = (unit / divisors).mul_(gradient).sum(-1, keepdim=True)
         along.masked_fill_(norms < LEAST_NORM, 0)  # Shorter rows are divided by a constant.
-        return (gradient / divisors).sub_(unit * along)
+        return ((gradient / divisors).sub_(unit * along),)
 
 
 # torch gives `apply` no types.
