@@ -85,11 +85,12 @@ LOSSES = {
     ),
     # Scores would take a GiB.
     "three blocks": (16384, 256, "yield fastqt.mixcse_loss(a, b, form='released', memory=memory)"),
-    # Inputs and gradients of 128 MiB, of which a normalised copy and its gradient would be as large again.
+    # An input and its gradient of 64 MiB each, as which a normalised copy and its gradient would be as large.
     "cosines": (
-        *(16384, 192),
+        *(16384, 160),
         """candidates = rows(N, 1024)
     yield fastqt.contrastive_loss(rows(256, 1024), candidates, normalize=True, memory=memory)
+    candidates.grad = None
     yield fastqt.sigmoid_loss(rows(256, 1024), candidates, normalize=True, memory=memory)""",
     ),
     "cosines of CLIP": (
