@@ -24,9 +24,9 @@ docs: .venv-docs/ready
 test: .venv/built
 	$(PYTEST) -m "not slow"
 
-# Every test, which is what each commit on main passes.
+# Every test, which is what each commit on main passes. It names those that take longest.
 test-all: .venv/built
-	$(PYTEST)
+	$(PYTEST) --durations=25
 
 # All tests as other processors compute them, before a release: with MKL's kernels that are the same everywhere, with
 # AVX2, and with products by torch. An hour and a half.
