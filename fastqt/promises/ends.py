@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastqt.autograd.transformed import is_transformed
 from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
 from fastqt.losses.common import joined_loss
 from fastqt.promises import closed
@@ -31,6 +30,7 @@ from fastqt.promises.scores import (
     width,
 )
 from fastqt.targets import Pairs
+from fastqt.torch_modes import is_transformed
 
 T = Tensor
 rule = RULES.rule
