@@ -21,9 +21,10 @@ from fastqt.promises import ends as ends
 from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
 from fastqt.promises.notes import NOTED, note, sources_of, unturned, without_factor
-from fastqt.promises.promise import Promise, State, Watch, called, changes_in_place, parts, promised
+from fastqt.promises.promise import Promise, Watch, called, changes_in_place, promised
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Product, Scores, equal
+from fastqt.promises.state import State, parts
 from fastqt.torch_modes import is_transformed
 
 P = ParamSpec("P")

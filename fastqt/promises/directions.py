@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from fastqt.losses.clip import losses_of_directions
-from fastqt.promises.promise import Box, Promise, State, Watch, has_own_node, promised
+from fastqt.promises.promise import Box, Promise, Watch, has_own_node, promised
 from fastqt.promises.scores import Meaning, Product, equal, is_number
+from fastqt.promises.state import State
 
 T = Tensor
 _ARITHMETIC = {

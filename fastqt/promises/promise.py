@@ -1,4 +1,4 @@
-"""A tensor that is not there yet: what a program has called to get it, and what is known of its cells.
+"""A tensor that is not there yet, and what becomes of functions that a program calls with it.
 
 A promise is asked for shape and dtype without an answer being computed. What wants its cells gets those of
 the program itself: the functions that it called are called then, with their gradients.
@@ -6,10 +6,9 @@ the program itself: the functions that it called are called then, with their gra
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Diagonal, Meaning
-
-Function = Callable[..., Any]
+from fastqt.promises.state import Function, State, mapped, parts
 
 # What a promise answers itself, as the tensor would that it stands for.
 _ANSWERED = {
@@ -37,187 +35,6 @@ _ANSWERED = {
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.is_floating_point}
 # What is of the tensor itself, so that everything has to go through it from then on.
 _PINS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_}
-
-
-_LISTS = (tuple, list)  # A union of both would be made anew in each of many calls.
-
-
-def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
-    """Arguments of a function with each of their parts changed."""
-    if isinstance(x, tuple):
-        return tuple(mapped(y, change) for y in x)
-    if isinstance(x, list):
-        return [mapped(y, change) for y in x]
-    return change(x)
-
-
-def parts(x: Any) -> list[Any]:
-    """What lists and tuples within each other hold."""
-    if not isinstance(x, _LISTS):
-        return [x]
-    flat: list[Any] = []
-    for y in x:
-        if isinstance(y, _LISTS):
-            flat += parts(y)
-        else:
-            flat.append(y)
-    return flat
-
-
-class State:
-    """How a promise's tensor is computed: a function and its arguments, in which states stand for promises.
-
-    Attributes:
-        meaning: what is known of it; None once it is to be taken as it is.
-        cells: the tensor, once it is computed.
-        first_meaning: what was known of it at first.
-        taken: cells (rows, columns, numbers) that a program has, which keep these numbers.
-        kinds: of its parts that can be computed; see `walk`.
-        is_differentiable: whether a gradient may flow through it.
-        sources: the tensors that its inputs are made of, of which its meaning is; its inputs unless given.
-        told: of a loss that waits, is told what computes it in place of itself; "" for the cells.
-    """
-
-    def __init__(
-        self,
-        function: Function,
-        args: Any,
-        keywords: dict[str, Any],
-        meaning: Meaning | None,
-        sources: tuple[Tensor, ...] = (),
-    ) -> None:
-        self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
-        self.cells: Tensor | None = None
-        self.first_meaning = meaning
-        self.taken: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.kinds: frozenset[str] | None = None
-        self.grad = torch.is_grad_enabled()
-        dtype = None if meaning is None else meaning.dtype
-        is_number = dtype is None or dtype.is_floating_point
-        self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
-        flat = parts((args, tuple(keywords.values())))
-        self.inputs = [x for x in flat if isinstance(x, Tensor)]
-        self.parents = [x for x in flat if isinstance(x, State)]
-        self.sources = sources or self.inputs
-        self.read = [*self.inputs, *sources]
-        self.versions = [x._version for x in self.read]
-        self.told: Callable[[str], None] | None = None
-        device = self.device.type
-        self.autocast = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-
-    @property
-    def device(self) -> torch.device:
-        return self.inputs[0].device if self.inputs else self.parents[0].device
-
-    @property
-    def known(self) -> Meaning | None:
-        """What is known of it, unless its tensor or one that it is made of has to be computed."""
-        if self.meaning is None or self.cells is not None:
-            return None
-        return None if any(x.is_pinned for x in self.ancestors()) else self.meaning
-
-    @property
-    def is_pinned(self) -> bool:
-        return self.meaning is None
-
-    def ancestors(self) -> Iterator[State]:
-        for parent in self.parents:
-            yield parent
-            yield from parent.ancestors()
-
-    def leaves(self) -> Iterator[Tensor]:
-        """What a gradient may flow to."""
-        if not self.is_differentiable:
-            return
-        yield from self.sources
-        for parent in self.parents:
-            yield from parent.leaves()
-
-    def reads(self) -> Iterator[Tensor]:
-        """The tensors whose numbers its cells are made of."""
-        yield from self.read
-        for parent in self.parents:
-            yield from parent.reads() if parent.cells is None else (parent.cells,)
-
-    def check(self) -> None:
-        """Raises RuntimeError where an input has changed since the program called the function."""
-        changed = [x._version != version for x, version in zip(self.read, self.versions, strict=True)]
-        if any(changed) or any(x.is_changed for x in self.parents):
-            raise RuntimeError(
-                "a tensor of a score matrix was changed in place outside of fastqt.fused() before the matrix "
-                "was used; use the matrix before, or put the change into the block"
-            )
-        for parent in self.parents:
-            if parent.cells is None:
-                parent.check()
-
-    def computed(self) -> Tensor:
-        """The tensor, by the functions that the program has called."""
-        if self.cells is None:
-            self.check()
-            if self.meaning is not None and self.meaning.comes_first:
-                self._take_what_is_known(self.meaning)
-        if self.cells is None:
-            args, keywords = (
-                mapped(x, lambda y: y.computed() if isinstance(y, State) else y)
-                for x in (self.args, tuple(self.keywords.values()))
-            )
-            with self.modes(grad=self.grad):
-                cells = self.function(*args, **dict(zip(self.keywords, keywords, strict=True)))
-                for rows, columns, values in self.taken:
-                    cells = with_numbers(cells, rows, columns, values)
-                self.keep(cells)
-        assert self.cells is not None
-        return self.cells
-
-    def _take_what_is_known(self, meaning: Meaning) -> None:
-        """Computes the tensor by what is known of it, if that is possible."""
-        value = None
-        if not any(x.is_pinned for x in self.ancestors()):
-            with self.modes(grad=self.grad):
-                value = meaning.value()
-        if value is not None:
-            self.keep(value)
-        elif self.told is not None:
-            self.told("")
-
-    @contextlib.contextmanager
-    def modes(self, *, grad: bool) -> Iterator[None]:
-        """The modes of torch that there were when the program called the function."""
-        device, is_enabled, dtype = self.autocast
-        casts = torch.autocast(device, dtype=dtype, enabled=True) if is_enabled else contextlib.nullcontext()
-        with torch.inference_mode(mode=False), torch.set_grad_enabled(grad), casts:
-            yield
-
-    def modes_are(self, other: State) -> bool:
-        return self.grad == other.grad and self.autocast == other.autocast
-
-    def take(self, rows: Tensor, columns: Tensor, values: Tensor) -> None:
-        """Notes cells that a program has, which may compare them with the others of the matrix."""
-        for taken in self.taken:
-            if torch.equal(taken[0], rows) and torch.equal(taken[1], columns):
-                return
-        self.taken.append((rows, columns, values.detach()))
-
-    def keep(self, cells: Tensor) -> None:
-        self.cells, self.cells_version = cells, cells._version
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether its tensor was computed and then changed in place."""
-        return self.cells is not None and self.cells._version != self.cells_version
-
-
-class _WithNumbers(torch.autograd.Function):
-    """A matrix with other roundings of some cells, whose gradients are theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, cells: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
-        return cells.index_put((rows, columns), values.to(cells.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        return upstream[0], None, None, None
 
 
 class Box:
@@ -336,7 +153,6 @@ class _Cells(torch.autograd.Function):
 # torch gives `apply` no types.
 _anchored: Callable[..., Promise] = _Anchor.apply
 _cells_of: Callable[..., Tensor] = _Cells.apply
-with_numbers: Callable[..., Tensor] = _WithNumbers.apply
 
 
 def _settled(x: Any) -> Any:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fastqt.promises import ends as ends
 from fastqt.promises import walk
-from fastqt.promises.promise import RULES, Promise, State, View, mapped, parts
+from fastqt.promises.promise import RULES, Promise, View
+from fastqt.promises.state import State, mapped, parts
 from fastqt.promises.walk import HOWS, NONE, ROWS, How, Parts, Walked, Window
 
 T = Tensor

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fastqt.promises import closed, walk
-from fastqt.promises.promise import Promise, State, View
+from fastqt.promises.promise import Promise, View
 from fastqt.promises.rows import FEW, also, functions, taken
 from fastqt.promises.scores import Diagonal
+from fastqt.promises.state import State
 from fastqt.promises.walk import HOWS, ROWS, How, Parts, Walked, Window
 
 T = Tensor

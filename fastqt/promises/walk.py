@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.promises.promise import RULES, Promise, State, known, with_numbers
+from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.promise import state_of as state_of
 from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, equal, products
+from fastqt.promises.state import State, with_numbers
 
 CELLS_AT_ONCE = 2**20  # of a matrix that is walked over
 Shape = tuple[int, ...]
