@@ -37,6 +37,12 @@ def tf32_allowed() -> bool:
     return precision == "tf32"
 
 
+def adds_up_in_float16() -> bool:
+    """Whether torch is set to add up products of float16 matrices in that dtype on a GPU."""
+    allowed: bool = torch.backends.cuda.matmul.allow_fp16_accumulation
+    return allowed
+
+
 def cpu_rounds_float32() -> bool:
     """Whether torch is set to multiply float32 matrices in bfloat16 or TF32 on a CPU that can."""
     # mypy takes the settings of oneDNN for a module, and this one for what a module has not.

@@ -8,7 +8,7 @@ a guide's scores nor the mask of all rows are ever in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
 from fastqt.engines import Computation
-from fastqt.engines.guide_rows import GuideRows
+from fastqt.engines.guide_rows import guide_rows
 from fastqt.engines.reference import contrastive as reference
 from fastqt.exclusions import Guide, OfIds
 from fastqt.problem import (
@@ -41,7 +41,6 @@ from fastqt.targets import TargetRows
 ROOM = {"cpu": (48 * 2**20, 16 * 2**20), "cuda": (512 * 2**20, 40 * 2**20)}
 MIN_ROWS = 64
 MIN_COLUMNS = 64
-CELL_BYTES = 16  # of a tile of the guide's scores: float64, float32, and what is compared
 
 
 @dataclass(kw_only=True)
@@ -54,6 +53,7 @@ class FilteredProblem(Problem):
     guide_thresholds: Tensor | None  # (N,) float32
     guide_normalize: bool
     ids: tuple[OfIds, ...]
+    in_plain_torch: bool = False  # the guide's scores too
 
     def unfiltered(self) -> Problem:
         """The same without the filters."""
@@ -79,6 +79,7 @@ def reference_loss(p: FilteredProblem, reduction: str) -> Tensor:
     finite_scale(p.scale)
     check_scale_of_thresholds(p)
     reference.check_targets(p)
+    p = replace(p, in_plain_torch=True)
     rows = [reference.row_losses(chunk) for _, chunk in _chunks(p, len(p.queries))]
     return reduce(torch.cat(rows), reduction)
 
@@ -292,9 +293,14 @@ def _write_above(mask: Tensor, p: FilteredProblem, rows: slice) -> None:
     assert p.guide_queries is not None
     assert p.guide_candidates is not None
     assert p.guide_thresholds is not None
-    guide = GuideRows(p.guide_queries[rows], p.guide_thresholds[rows], normalize=p.guide_normalize)
+    guide = guide_rows(
+        p.guide_queries[rows],
+        p.guide_thresholds[rows],
+        normalize=p.guide_normalize,
+        in_plain_torch=p.in_plain_torch,
+    )
     room, height = _share(p) // 2, rows.stop - rows.start
-    step = max(MIN_COLUMNS, room // (CELL_BYTES * height + 16 * p.guide_queries.shape[1]))
+    step = max(MIN_COLUMNS, room // (guide.cell_bytes * height + 16 * p.guide_queries.shape[1]))
     first = 0
     for block in (p.guide_candidates, p.guide_negatives):
         for part in () if block is None else block.split(step):

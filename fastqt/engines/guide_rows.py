@@ -2,17 +2,21 @@
 
 A guide's scores are summed in float64 and compared in float32 (`Guide`). On a CPU they are first summed in
 float32, which is several times as fast. A sum of E products is off by E roundings at most, and where that may
-decide, an operator of the extension sums in float64.
+decide, an operator of the extension sums in float64. On a GPU they are first summed by tensor cores, and a
+kernel of Triton's does the rest (`engines.triton.guide`).
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fastqt.devices import has_float64
-from fastqt.engines import ops, own_products
-from fastqt.exclusions.guide import scorable
+from fastqt.engines import has_kernels_for, ops, own_products
+from fastqt.engines.triton import guide as kernels
+from fastqt.exclusions.guide import factors_and_norms, scorable
 from fastqt.norms import LEAST_NORM
 
 ROUNDING = torch.finfo(torch.float32).eps / 2  # of a result in float32, relative to it
@@ -20,35 +24,65 @@ LEAST = torch.finfo(torch.float32).tiny  # below which results may be rounded to
 MORE_ROUNDINGS = 8  # those of factors, of their products, and of the comparison
 
 
-class GuideRows:
-    """Some rows of a guide's queries, whose scores with blocks of candidates are compared with thresholds.
+class GuideRows(Protocol):
+    """Some rows of a guide's queries, whose scores with blocks of candidates are compared with thresholds."""
 
-    Args:
-        queries: (n, E) the guide's embeddings.
-        thresholds: (n,) float32.
-        normalize: whether scores are cosines.
-    """
-
-    def __init__(self, queries: Tensor, thresholds: Tensor, *, normalize: bool) -> None:
-        self.thresholds, self.normalize = thresholds, normalize
-        self.in_float32 = (
-            ops.native_error is None
-            and queries.is_cpu
-            and queries.dtype is not torch.float64
-            and has_float64(queries.device)
-            and own_products.add_in_float32()
-        )
-        self.queries = _readable(queries) if self.in_float32 else scorable(queries, normalize)
-        if self.in_float32:
-            self.factors, self.lengths = _factors(queries, normalize)
+    cell_bytes: int  # of a tile of scores
 
     def write_above(self, mask: Tensor, candidates: Tensor) -> None:
         """Writes to `mask` (n, m) which scores with candidates (m, E) are above their rows' thresholds."""
-        if not self.in_float32:
-            scores = (self.queries @ scorable(candidates, self.normalize).T).float()
-            torch.gt(scores, self.thresholds[:, None], out=mask)
-            return
 
+
+def guide_rows(
+    queries: Tensor, thresholds: Tensor, *, normalize: bool, in_plain_torch: bool = False
+) -> GuideRows:
+    """Some rows of a guide, as their device compares them the fastest.
+
+    Args:
+        queries: (n, E) the guide's embeddings.
+        thresholds: (n,) float32, contiguous.
+        normalize: whether scores are cosines.
+        in_plain_torch: whether they are compared in torch's operations alone.
+    """
+    if in_plain_torch:
+        return InFloat64(queries, thresholds, normalize=normalize)
+    if kernels.takes(queries.dtype) and has_kernels_for(queries, queries.dtype):
+        return kernels.GuideKernels(queries, thresholds, normalize=normalize)
+
+    in_float32 = (
+        ops.native_error is None
+        and queries.is_cpu
+        and queries.dtype is not torch.float64
+        and has_float64(queries.device)
+        and own_products.add_in_float32()
+    )
+    rows = InFloat32 if in_float32 else InFloat64
+    return rows(queries, thresholds, normalize=normalize)
+
+
+class InFloat64:
+    """All scores are summed in float64, or in float32 on a device that has no float64."""
+
+    cell_bytes = 16  # float64, float32, and what is compared
+
+    def __init__(self, queries: Tensor, thresholds: Tensor, *, normalize: bool) -> None:
+        self.queries, self.thresholds, self.normalize = scorable(queries, normalize), thresholds, normalize
+
+    def write_above(self, mask: Tensor, candidates: Tensor) -> None:
+        scores = (self.queries @ scorable(candidates, self.normalize).T).float()
+        torch.gt(scores, self.thresholds[:, None], out=mask)
+
+
+class InFloat32:
+    """On a CPU scores are summed in float32, and in float64 where their error may decide."""
+
+    cell_bytes = 16
+
+    def __init__(self, queries: Tensor, thresholds: Tensor, *, normalize: bool) -> None:
+        self.queries, self.thresholds, self.normalize = _readable(queries), thresholds, normalize
+        self.factors, self.lengths = _factors(self.queries, normalize)
+
+    def write_above(self, mask: Tensor, candidates: Tensor) -> None:
         candidates = _readable(candidates)
         factors, lengths = _factors(candidates, self.normalize)
         roundings = self.queries.shape[1] + MORE_ROUNDINGS
@@ -76,6 +110,5 @@ def _readable(x: Tensor) -> Tensor:
 
 def _factors(x: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
     """What products with rows (n, E) are multiplied by for scores, and the norms that they then have."""
-    norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-    factors = 1 / norms.clamp(min=LEAST_NORM) if normalize else torch.ones_like(norms)
+    factors, norms = factors_and_norms(x, normalize)
     return factors, factors * norms

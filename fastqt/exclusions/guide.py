@@ -154,7 +154,7 @@ class Guide(Filter):
         the queries.
         """
         if self.thresholds is not None:
-            return self.thresholds.float()
+            return self.thresholds.float().contiguous()
 
         if positives is None:
             self.check_pairs(len(self.queries), len(self.candidates))
@@ -199,6 +199,12 @@ def scorable(x: Tensor, normalize: bool) -> Tensor:
     """
     x = x.to(accumulation_dtype(x.device))
     return F.normalize(x, dim=1) if normalize else x
+
+
+def factors_and_norms(x: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+    """What inner products with rows (n, E) are multiplied by for scores, and the rows' norms, (n,) float64."""
+    norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    return 1 / norms.clamp(min=LEAST_NORM) if normalize else torch.ones_like(norms), norms
 
 
 def _with_a_row(x: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fastqt
 from fastqt.engines import filtered, ops, own_products
-from fastqt.engines.guide_rows import GuideRows
+from fastqt.engines.guide_rows import InFloat32, InFloat64, guide_rows
 from tests.shared import oracle
 from tests.shared.ring_memory import Live
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
@@ -189,7 +189,7 @@ def test_rows_are_compared_as_scores_in_float64(width, dtype, normalize, norms, 
     own = scores[np.arange(ROWS), np.arange(ROWS)]
     for thresholds in (own, np.nextafter(own, np.float32(-np.inf)), np.nextafter(own, np.float32(np.inf))):
         mask = torch.empty(ROWS, COLUMNS, dtype=torch.bool)
-        GuideRows(queries, torch.from_numpy(thresholds), normalize=normalize).write_above(mask, candidates)
+        guide_rows(queries, torch.from_numpy(thresholds), normalize=normalize).write_above(mask, candidates)
         assert torch.equal(mask, torch.from_numpy(scores > thresholds[:, None]))
 
 
@@ -197,11 +197,11 @@ def test_rows_are_compared_as_scores_in_float64(width, dtype, normalize, norms, 
 def test_products_that_torch_rounds_are_not_taken(monkeypatch):
     monkeypatch.setattr(own_products, "levels", lambda: (0, 0))
     x, thresholds = torch.randn(3, 4), torch.zeros(3)
-    assert GuideRows(x, thresholds, normalize=True).in_float32
+    assert isinstance(guide_rows(x, thresholds, normalize=True), InFloat32)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        assert not GuideRows(x, thresholds, normalize=True).in_float32
+        assert isinstance(guide_rows(x, thresholds, normalize=True), InFloat64)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert GuideRows(x, thresholds, normalize=True).in_float32
+    assert isinstance(guide_rows(x, thresholds, normalize=True), InFloat32)
