@@ -39,7 +39,7 @@ def above_kernel(
     multiplier,  # of products
     error,  # of a score, for lengths of 1
     least_error,  # of a score that has lengths of 0, for factors of up to 1
-    UNITS: tl.constexpr,  # products are those of rows at norm 1, so that lengths are their factors
+    OF_UNITS: tl.constexpr,  # products are those of rows at norm 1, so that lengths are their factors
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -58,7 +58,7 @@ def above_kernel(
     product = tl.load(products + i * m + start + offs_m, mask=mask_m, other=0.0)
 
     # One factor after the other: the product of two may be too small for float32 where the score is not.
-    if UNITS:
+    if OF_UNITS:
         score = product * multiplier * row_length.to(tl.float32) * length
         largest = 1.0
     else:
@@ -138,7 +138,7 @@ def write_above(
             multiplier,
             error,
             least_error,
-            UNITS=of_units,
+            OF_UNITS=of_units,
             BLOCK_M=at_once,
             BLOCK_E=block(E, WIDTH),
             num_warps=4,

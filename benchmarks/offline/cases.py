@@ -429,6 +429,16 @@ CASES = (
         maxsim=True,
         wanted=("maxima_kernel -KEPT -EVEN_D", "query_tokens_kernel", "document_tokens_kernel"),
     ),
+    Case("guide, bf16", guide=True, normalize=True, wanted=("above_kernel -OF_UNITS",)),
+    Case("guide, fp16, D=75", dtype="float16", N=1296, D=75, guide=True, wanted=("above_kernel -OF_UNITS",)),
+    Case(
+        "guide, fp32, D=2400",
+        dtype="float32",
+        D=2400,
+        guide=True,
+        normalize=True,
+        wanted=("above_kernel OF_UNITS",),
+    ),
     *COSINES,
 )
 

@@ -32,6 +32,7 @@ ALL = {
         *("smoothed", "margin", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
         *("maxsim, odd width", "maxsim, steps"),
+        "guide",
     ),
     90: (
         *("half", "TF32", "TF32, clip", "odd width", "odd width, copied, low", "groups and mask, low"),
@@ -39,6 +40,7 @@ ALL = {
         "TF32, log-sum-exp",
         *("margin, cosines, low", "released MixCSE", "descriptors", "descriptors, sigmoid, low"),
         *("maxsim", "maxsim, TF32"),
+        "guide, float32",
     ),
 }
 

@@ -86,6 +86,23 @@ def maxsim(
     return F.cross_entropy(scale * of_tokens.amax(3).sum(2), torch.arange(len(q)))
 
 
+def guided(queries: Tensor, candidates: Tensor, *, guide_dtype: str, backend: str) -> Tensor:
+    """InfoNCE whose false negatives a guide finds, by kernels or, for "reference", in plain PyTorch.
+
+    The guide's first query is 0, and so is its threshold: its cells are near it, to the end of a row.
+    """
+    generator = torch.Generator().manual_seed(2)
+    of_queries, of_candidates = (
+        torch.randn(len(x), 40, generator=generator).to(getattr(torch, guide_dtype))
+        for x in (queries, candidates)
+    )
+    of_queries[0], of_candidates[6:12] = 0, of_candidates[:6]
+    guide = fastqt.Guide(of_queries, of_candidates)
+    name = {} if backend == "reference" else {"FASTQT_BACKEND": backend}
+    with mock.patch.dict(os.environ, name):
+        return fastqt.info_nce_loss(queries, candidates, exclude=guide, backend=backend)
+
+
 def some_tokens(N: int, M: int, generator: torch.Generator) -> Tensor:
     mask = torch.rand(M // DOCUMENT_TOKENS, DOCUMENT_TOKENS, generator=generator) < 0.6
     mask[1, 20:], mask[:, 0] = False, True
@@ -199,6 +216,8 @@ LOSSES = {
         rounded=True,
         options={"scale": 0.3, "document_mask": some_tokens},
     ),
+    "guide": Loss(guided, N=45, M=75, options={"guide_dtype": "bfloat16"}),
+    "guide, float32": Loss(guided, N=45, M=75, options={"guide_dtype": "float32"}),
     "descriptors": Loss(D=96, descriptors=True, archs=(90,), options={**KEEP, "scale": 0.2}),
     "descriptors, sigmoid, low": Loss(
         fastqt.sigmoid_loss,
@@ -273,6 +292,8 @@ def emulate(
             mock.patch("fastqt.kernels.row_stats.multiprocessors", return_value=16),
             # So that tiles are those of the GPU, whose memory the tensors are not in.
             mock.patch("fastqt.kernels.maxsim.on_gpu", return_value=True),
+            # So that several programs, of which one has columns beyond the end, compare a row with a guide's.
+            mock.patch("fastqt.kernels.guide.COLUMNS", 64),
             mock.patch("fastqt.engines.triton.copies.LEAST_CELLS", 0 if loss.copied else 2**62),
             emulated(gpu, schedule, seed, loss.descriptors) as emulation,
         ):

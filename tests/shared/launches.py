@@ -74,6 +74,7 @@ class Case:
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     tuned: bool = False  # the GPU's table knows plain exponentials alone, and has the largest tiles for them
     maxsim: bool = False  # of N / 16 queries of 32 tokens and N / 8 documents of up to 180
+    guide: bool = False  # whose N rows are compared with as many candidates
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
     weight: float = 0.0
@@ -312,6 +313,8 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
     from fastqt.engines import ENGINES
     from fastqt.losses.maxsim import MAXSIM
 
+    if case.guide:
+        return noted_of_guide(case, gpu)
     engine = ENGINES["triton"]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
@@ -329,6 +332,19 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
                     computation.forward(problem)
     finally:
         torch.set_float32_matmul_precision(before)
+    return events
+
+
+def noted_of_guide(case: Case, gpu: Gpu) -> list[Event]:
+    """What the comparison of a guide's scores with thresholds launches."""
+    from fastqt.engines.triton.guide import GuideKernels
+
+    with torch.device("meta"):
+        of_guide = [torch.empty(case.N, case.D, dtype=getattr(torch, case.dtype)) for _ in range(2)]
+        mask, thresholds = torch.empty(case.N, case.N, dtype=torch.bool), torch.empty(case.N)
+        with described(gpu) as events:
+            rows = GuideKernels(of_guide[0], thresholds, normalize=case.normalize)
+            rows.write_above(mask, of_guide[1])
     return events
 
 
