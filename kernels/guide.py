@@ -118,6 +118,7 @@ def write_above(
     (n, m), E = products.shape, queries.shape[1]
     if not n * m:
         return
+
     at_once = block(m, COLUMNS)
     with on_device(products):
         above_kernel[(n * cdiv(m, at_once),)](

@@ -43,6 +43,15 @@ def test_given_thresholds_are_taken():
     assert guide.row_thresholds().tolist() == [*range(6)]
 
 
+def test_thresholds_may_be_a_column_of_a_matrix():
+    thresholds = torch.arange(12.0).view(6, 2)[:, 1] / 12
+    losses = [
+        fastqt.info_nce_loss(X, X, exclude=fastqt.Guide(QUERIES, QUERIES, thresholds=t))
+        for t in (thresholds, thresholds.clone())
+    ]
+    assert torch.equal(*losses)
+
+
 def test_it_holds_no_graph():
     guide = fastqt.Guide(QUERIES.clone().requires_grad_(), CANDIDATES.clone().requires_grad_())
     assert not guide.queries.requires_grad

@@ -202,7 +202,7 @@ def scorable(x: Tensor, normalize: bool) -> Tensor:
 
 
 def factors_and_norms(x: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
-    """What inner products with rows (n, E) are multiplied by for scores, and the rows' norms, (n,) float64."""
+    """What products with rows (n, E) are multiplied by for scores, and the rows' norms, (n,) float64."""
     norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return 1 / norms.clamp(min=LEAST_NORM) if normalize else torch.ones_like(norms), norms
 

@@ -157,7 +157,7 @@ def of_a_tensor_core(out, a, b, *, add):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensor_cores_may_cut_off_what_they_add(dtype, monkeypatch):
-    """The first product is 1; each other one is just too small to change the sum, and all together are not."""
+    """The first product is 1, each other one too small to change the sum, and all together are not."""
     width = 513
     f, g = torch.full((ROWS, width), 2.0**-12), torch.full((COLUMNS, width), 1.9375 * 2.0**-12)
     f[:, 0], g[:, 0] = 1, 1
