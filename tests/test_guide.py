@@ -44,7 +44,7 @@ def test_given_thresholds_are_taken():
 
 
 def test_thresholds_may_be_a_column_of_a_matrix():
-    thresholds = torch.arange(12.0).view(6, 2)[:, 1] / 12
+    thresholds = (torch.arange(12.0) / 12).view(6, 2)[:, 1]
     losses = [
         fastqt.info_nce_loss(X, X, exclude=fastqt.Guide(QUERIES, QUERIES, thresholds=t))
         for t in (thresholds, thresholds.clone())
