@@ -177,7 +177,7 @@ class ClipProblem(Differentiable):
 
     With `pairs` the scores are a rectangle of a larger matrix, which several processes share. Row i and
     column i are then a pair for i < pairs, which is N or 0. A computation has `sums` and `gradients_from` for
-    it, and no loss. Scores that the first keeps, where they are few, the second need not compute once more.
+    it, and no loss. Scores that the first keeps, those of the first rows, the second does not compute again.
     """
 
     queries: Tensor  # (N, D)
@@ -187,7 +187,7 @@ class ClipProblem(Differentiable):
     normalize: bool = False  # as of `Problem`
     pairs: int | None = None
     keeps: bool = False  # whether `sums` may keep scores
-    kept: Tensor | None = None  # (N, M) scores, where it has
+    kept: Tensor | None = None  # (n, M) scores of the first n rows, where it has
 
     needs_type: ClassVar[type[Any]] = Inputs
 

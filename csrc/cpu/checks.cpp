@@ -69,6 +69,14 @@ void check_queries(const Tensor& queries, bool may_be_bfloat16) {
   check_tensor("queries", queries, dtype, {kAnySize, kAnySize}, Layout::kStrided);
 }
 
+void check_kept_scores(const std::optional<Tensor>& scores, ScalarType dtype, int64_t rows,
+                       int64_t width) {
+  if (!scores) return;
+  check_tensor("scores", *scores, dtype, {kAnySize, width}, Layout::kContiguous);
+  STD_TORCH_CHECK(scores->size(0) <= rows, "scores: want at most ", rows, " rows, got ",
+                  described(*scores));
+}
+
 void check_tile(int64_t rows, int64_t columns) {
   STD_TORCH_CHECK(rows > 0, "tile_rows: want at least 1, got ", rows);
   STD_TORCH_CHECK(columns > 0, "tile_columns: want at least 1, got ", columns);

@@ -37,6 +37,10 @@ inline void check_tensor(const char* name, const std::optional<Tensor>& tensor, 
 // some operators bfloat16. It is not empty.
 void check_queries(const Tensor& queries, bool may_be_bfloat16);
 
+// `scores` are whole rows of scores, or none: contiguous, and at most `rows`.
+void check_kept_scores(const std::optional<Tensor>& scores, ScalarType dtype, int64_t rows,
+                       int64_t width);
+
 // A tile has at least one row and one column: with none, a walk over tiles would not end.
 void check_tile(int64_t rows, int64_t columns);
 

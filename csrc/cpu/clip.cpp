@@ -203,15 +203,15 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
 
 // Finds the sums of a rectangle of scores, of which row i and column i are a pair for i <
 // len(positive): the score of each pair, and the logsumexp of the other cells in each row and in
-// each column. With `scores`, writes the products there that `clip_gradients_` would compute once
-// more.
+// each column. With `scores`, writes those of the first rows there, which `clip_gradients_` would
+// compute once more.
 void clip_sums_(const Tensor queries, const Tensor candidates, double scale, bool normalize,
                 int64_t tile_rows, int64_t tile_columns, const Tensor positive,
                 const Tensor row_others, const Tensor column_others,
                 const std::optional<Tensor> scores) {
   check_scores(queries, candidates, tile_rows, tile_columns);
   const int64_t n = queries.size(0), m = candidates.size(0);
-  check_tensor("scores", scores, queries.scalar_type(), {n, m}, Layout::kContiguous);
+  check_kept_scores(scores, queries.scalar_type(), n, m);
   check_pairs("positive", positive, queries, candidates);
   check_numbers("row_others", row_others, n);
   check_numbers("column_others", column_others, m);
@@ -241,7 +241,7 @@ void clip_gradients_(const Tensor queries, const Tensor candidates, double scale
   check_numbers("column_logsumexp", column_logsumexp, m);
   check_numbers("column_weights", column_weights, m);
   check_pairs("pairs", pairs, queries, candidates);
-  check_tensor("scores", scores, queries.scalar_type(), {n, m}, Layout::kContiguous);
+  check_kept_scores(scores, queries.scalar_type(), n, m);
   check_gradients(queries, candidates, dqueries, dcandidates, dscale);
   const std::optional<Tensor> none;
   const Sides sides{row_logsumexp.const_data_ptr<double>(),

@@ -6,7 +6,8 @@
 // cells of a sigmoid do not depend on each other, and it takes tiles of any size.
 // `contrastive_loss_rows` finds the loss of each row from tiles of a fixed size, and
 // `contrastive_loss_backward` computes the scores once more to find the gradients from the saved
-// logsumexp and mass: 8 N M D operations together, or 6 where the first has kept the scores.
+// logsumexp and mass: 8 N M D operations together, and as many as 2 less for the rows whose scores the first
+// has kept.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -117,11 +118,10 @@ TargetFault with_row_losses(const Problem& p, const Gradients& gradients, const 
   });
 }
 
-// Fails unless all scores of a problem fit into `scores`.
 void check_scores(const Problem& p, const std::optional<Tensor>& scores) {
   const int64_t width =
       p.candidates.size(0) + (p.negatives ? p.negatives->size(0) : 0) + (p.row_negatives ? 1 : 0);
-  check_tensor("scores", scores, p.queries.scalar_type(), {p.rows(), width}, Layout::kContiguous);
+  check_kept_scores(scores, p.queries.scalar_type(), p.rows(), width);
 }
 
 Tensor row_zeros(int64_t rows) {
@@ -143,7 +143,7 @@ Tensor scalar_loss(ScalarType embeddings, double value) {
 }
 
 // Logsumexp and mass (zeros for a sigmoid) and the loss of each row, (N,) float64. With `scores`,
-// writes the products there that `loss_backward` would compute once more.
+// writes those of the first rows there, which `loss_backward` would compute once more.
 std::tuple<Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> loss_rows(
     const Problem& p, int64_t tile_rows, int64_t tile_columns, const std::optional<Tensor> scores) {
   check(p);

@@ -56,10 +56,11 @@ class Walk {
     if (normalize) find_norms();
   }
 
-  // From now on the scores of all tiles are written to `scores` as well, (N, width).
+  // From now on the scores of the first rows are written to `scores` as well, (rows, width): those of
+  // the tiles all of whose rows are among them.
   void keep(const Tensor& scores) { kept_scores_ = scores; }
 
-  // From now on they are read there, where another walk has kept them.
+  // From now on they are read there, where another walk with the same tiles has kept them.
   void reuse(const Tensor& scores) { known_scores_ = scores; }
 
   // Calls visit() for each tile of at most rows x columns, none of which has columns of two blocks.
@@ -279,12 +280,17 @@ class Walk {
   }
 
   void find_scores() const {
-    if (known_scores_) return copy_rows(scores_, visited(*known_scores_));
+    if (holds_rows(known_scores_)) return copy_rows(scores_, visited(*known_scores_));
     score();
-    if (kept_scores_) copy_rows(visited(*kept_scores_), scores_);
+    if (holds_rows(kept_scores_)) copy_rows(visited(*kept_scores_), scores_);
   }
 
-  // The part of a matrix (N, width) that is visited.
+  // Whether a matrix of the first rows has all that are visited.
+  bool holds_rows(const std::optional<Tensor>& matrix) const {
+    return matrix && rows_.end <= matrix->size(0);
+  }
+
+  // The part of a matrix (rows, width) that is visited.
   Tensor visited(const Tensor& matrix) const { return part(part(matrix, 0, rows_), 1, columns_); }
 
   void copy_rows(const Tensor& to, const Tensor& from) const {

@@ -241,8 +241,8 @@ def log_sum_exp(
             `fastqt.Above`, cells whose similarity is above a threshold of their row. Positives that are not
             on the diagonal leave by `fastqt.Same`. A guide takes its product in the backward pass once more.
         memory: as of `contrastive_loss`. On a CPU both modes work in tiles of fixed size: one matrix product
-            in the forward pass, three in the backward pass, or with "fast" two, for which up to 16 MiB of
-            scores are kept.
+            in the forward pass, three in the backward pass, or with "fast" two of the first rows, of
+            whose scores up to 32 MiB are kept.
 
     All other arguments are as of `contrastive_loss`.
 

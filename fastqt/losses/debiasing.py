@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastqt.arguments import Argument, Known, ShareBelow1, argument_of
 from fastqt.checks import FLOATING, check_tensor, require
+from fastqt.devices import accumulation_dtype
 from fastqt.functional.row_cells import joined
 
 LEAST_SCALE = 1e-30  # of scores that are all 0, of cells that are compared as they are
@@ -62,6 +63,15 @@ def fit_prior(tau_plus: float | Tensor, normalize: bool) -> None:
     """Raises ValueError for scores that are no cosines, which may be less than -scale."""
     if is_debiased(tau_plus) and not normalize:
         raise ValueError("tau_plus: want 0 with normalize=False, since it is of cosines")
+
+
+def log_of_count(count: int | Tensor, device: torch.device) -> Tensor:
+    """The logarithm of a number of negatives, ()."""
+    dtype = accumulation_dtype(device)
+    if isinstance(count, Tensor):
+        return count.to(dtype).log()
+    # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
+    return torch.full((), count, dtype=dtype, device=device).log()
 
 
 def debiased(

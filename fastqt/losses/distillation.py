@@ -112,12 +112,13 @@ def _divergence(
     of_teacher = p.teacher_queries[rows], p.teacher_candidates
     log_T = scores_of(*of_teacher, p.teacher_scale, p.teacher_reads).log_softmax(1)
 
-    T, u = log_T.exp(), log_T - log_P
+    u, T = log_T - log_P, log_T.exp()
     # exp(-u) may overflow where T is small, and P is not.
-    d_scores = torch.where(u > -1, T * torch.expm1(-u), log_P.exp() - T)
-    losses = (d_scores + T * u).sum(1, dtype=dtype)
+    near, far = u.neg().expm1_().mul_(T), log_P.exp_().sub_(T)
+    d_scores = torch.where(u > -1, near, far)
+    losses = u.mul_(T).add_(d_scores).sum(1, dtype=dtype)
     if p.cross_entropy:
-        losses -= (T * log_T).sum(1, dtype=dtype)
+        losses -= T.mul_(log_T).sum(1, dtype=dtype)
     return losses, d_scores
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from fastqt.arguments import NotNegative, Rows, Scale
-from fastqt.devices import accumulation_dtype
 from fastqt.distributed.group import GroupLike
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
-from fastqt.losses.debiasing import Prior, debiased
+from fastqt.losses.debiasing import Prior, debiased, log_of_count
 from fastqt.losses.pair_scores import PairIds, PairScores, two_views
 from fastqt.options import Backend, Memory, Reduction
 from fastqt.problem import loss_dtype
@@ -96,7 +95,5 @@ def _log_counts(views: PairScores) -> tuple[Tensor, Tensor]:
     if views.is_filtered:
         _, of_first, of_second = views.of_nothing().of_views()
         return of_first, of_second
-    # A tensor, because a tracer would make a graph for each logarithm of a number of rows.
-    device, negatives = views.local["query"].device, 2 * views.batch.total() - 2
-    count = torch.full((), negatives, dtype=accumulation_dtype(device), device=device).log()
+    count = log_of_count(2 * views.batch.total() - 2, views.local["query"].device)
     return count, count

@@ -17,7 +17,7 @@ from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.functional.fitting import RowNegatives, fit_padding
 from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss, scores
-from fastqt.losses.debiasing import LEAST_SCALE, Prior, debiased, fit_prior, is_debiased
+from fastqt.losses.debiasing import LEAST_SCALE, Prior, debiased, fit_prior, is_debiased, log_of_count
 from fastqt.losses.pair_scores import thresholds_of
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.negatives import Mixed
@@ -136,7 +136,9 @@ def _debiased_loss(call: Arguments, dim: int | None) -> Tensor:
     with batch.leaving_word():
         positive, others = scores(queries, positives, values["scale"]), sums(rows, values["scale"])
         with torch.no_grad():
-            if exclude is not None and exclude.of(Above) is not None:  # which compares the scores as they are
+            if exclude is None:
+                log_count = _log_count(call)
+            elif exclude.of(Above) is not None:  # which compares the scores as they are
                 log_count = sums(rows, LEAST_SCALE)
             else:
                 of_nothing = {
@@ -147,6 +149,16 @@ def _debiased_loss(call: Arguments, dim: int | None) -> Tensor:
         true = debiased(positive, [others], [log_count], values["tau_plus"], values["scale"])
         losses = joined_loss(positive, [true])
     return batch.reduced(losses, _reduction(values["reduction"])).to(loss_dtype(queries))
+
+
+def _log_count(call: Arguments) -> Tensor:
+    """The logarithm of how many negatives each query has, (), where none of them leaves."""
+    shared = [call.values[name] for name in ("candidates", "negatives")]
+    alone, device = call.values["row_negatives"], call.values["queries"].device
+    count = call.batch.sum_of_lengths(sum(len(x) for x in shared if x is not None), device) - 1
+    if alone is not None:
+        count += alone.shape[1] if isinstance(alone, Tensor) and alone.dim() == 3 else 1
+    return log_of_count(count, device)
 
 
 def _without_margin(exclude: Exclusions | None, queries: Tensor, positives: Tensor) -> Exclusions | None:

@@ -51,9 +51,10 @@ class ScoreProblem(Differentiable):
     reads: str  # the dtype in which products read both: of 16 bits where that is as exact
 
     needs_type: ClassVar[type[ScoreNeeds]] = ScoreNeeds
-    # How many scores there are at a time: on a CPU few, so that they stay near the caches.
+    # How many scores there are at a time: on a CPU few, so that they stay near the caches, but of enough rows
+    # that products seldom read all candidates.
     scores_at_once: ClassVar[int] = 2**21
-    cpu_scores_at_once: ClassVar[int] = 2**18
+    cpu_scores_at_once: ClassVar[int] = 2**20
     # Whether the derivatives of rows with small weights are small numbers, which 16 bits would round to 0.
     # Otherwise products read them without the weights, as numbers of about 1.
     weighs_scores: ClassVar[bool] = False

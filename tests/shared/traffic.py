@@ -97,14 +97,15 @@ def _operations(name: str, args: Any) -> int:
         columns += 0 if negatives is None else len(negatives)
         needs = () if name == "contrastive_loss_rows" else args[-1]
         sides = [*needs[:1], any(needs[1:3])] if needs else []
-        scores = name != "contrastive_loss_backward" or args[-2] is None
+        kept = args[-2] if name == "contrastive_loss_backward" else None
     elif name.startswith("clip"):
         gradients = {"clip_sums_": (), "clip_gradients_": args[-3:-1]}[name]
         sides = [x is not None for x in gradients]
-        scores = name == "clip_sums_" or args[-4] is None
+        kept = args[-4] if name == "clip_gradients_" else None
     else:
         raise KeyError(name)
-    return 2 * len(queries) * columns * queries.shape[1] * (scores + sum(sides))
+    scored = len(queries) - (0 if kept is None else len(kept))
+    return 2 * columns * queries.shape[1] * (scored + len(queries) * sum(sides))
 
 
 def traffic(call: Call) -> tuple[Recorder, Recorder]:

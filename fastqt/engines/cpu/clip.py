@@ -2,7 +2,7 @@
 
 The walks are C++, in csrc/cpu/clip.cpp: 6 N² D operations where the memory keeps all scores from the first
 walk to the second, and up to 8 where it keeps less. Of a rectangle of the scores, `sums` is the first walk
-and `gradients_from` the second: 8 N M D, or 6 where scores are few enough to be kept in between.
+and `gradients_from` the second: 8 N M D, or 6 of the first rows, whose scores are kept in between.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def sums(p: ClipProblem) -> ClipSums:
     (N, _), M = p.queries.shape, p.candidates.shape[0]
     pairs = N if p.pairs is None else p.pairs
     found = ClipSums(*(p.queries.new_empty(size, dtype=torch.float64) for size in (pairs, N, M)))
-    p.kept = p.queries.new_empty(N, M) if p.keeps and contrastive.keeps(p, M) else None
-    torch.ops.fastqt.clip_sums_.default(*_rectangle(p), *found, p.kept)
+    _, _, _, _, tile_rows, _ = rectangle = _rectangle(p)
+    p.kept = contrastive.kept_scores(p, M, tile_rows) if p.keeps else None
+    torch.ops.fastqt.clip_sums_.default(*rectangle, *found, p.kept)
     return found
 
 

@@ -3,7 +3,7 @@
 The walk itself is C++, in csrc/cpu/walk.h and contrastive.cpp. `forward_with_gradients` makes all three
 matrix products on a chunk of whole rows while its scores are at hand, 6 N M D operations in all.
 `forward` only reduces scores to a log-sum-exp a row, and `backward` computes them once more from
-there, in tiles of a fixed size: 8 N M D, or 6 where scores are few enough to be kept in between. A
+there, in tiles of a fixed size: 8 N M D, or 6 of the first rows, whose scores are kept in between. A
 sigmoid's gradients take three products in any tiles.
 """
 
@@ -37,7 +37,7 @@ CHUNK_BYTES = 48 * 2**20  # of whole rows of scores: the more rows, the nearer t
 # a chunk stay in the cache, and their memory in the process.
 BFLOAT16_BYTES = 16 * 2**20
 LOW_BYTES = 16 * 2**20  # the same with memory="low"
-KEPT_BYTES = 16 * 2**20  # of all scores, up to which they are kept from the forward to the backward pass
+KEPT_BYTES = 32 * 2**20  # of scores that are kept from the forward to the backward pass
 MIN_CHUNK_ROWS = 64
 TILE_ROWS, TILE_COLUMNS = 1024, 4096
 TILE_BYTES = 16 * 2**20  # of scores whose products have read them before they leave the cache
@@ -60,9 +60,8 @@ def forward(p: Problem) -> Rows:
 
 
 def forward_for_backward(p: Problem) -> Rows:
-    """The same; where the scores are few, they are saved as well."""
-    columns = _columns_of(p)
-    return _forward(p, p.queries.new_empty(len(p.queries), columns) if keeps(p, columns) else None)
+    """The same; the scores of the first rows are saved as well."""
+    return _forward(p, kept_scores(p, _columns_of(p), TILE_ROWS))
 
 
 def _forward(p: Problem, scores: Tensor | None) -> Rows:
@@ -131,10 +130,17 @@ def _columns_of(p: Problem) -> int:
     return width_of(p) + (p.row_negatives is not None)
 
 
-def keeps(p: Problem | ClipProblem, columns: int) -> bool:
-    """Whether scores are few enough to be kept, so that the backward pass takes two products, not three."""
+def kept_scores(p: Problem | ClipProblem, columns: int, tile_rows: int) -> Tensor | None:
+    """Where the scores of the first rows are kept, so that the backward pass takes two products, not three.
+
+    There are all rows or those of whole tiles; None where the memory does not hold one tile's.
+    """
     room = room_of(p.memory, CHUNK_BYTES, LOW_BYTES) - LOW_BYTES  # beside a tile
-    return len(p.queries) * columns * p.queries.element_size() <= min(room, KEPT_BYTES)
+    rows = max(min(room, KEPT_BYTES), 0) // (columns * p.queries.element_size())
+    if rows >= len(p.queries):
+        return p.queries.new_empty(len(p.queries), columns)
+    rows -= rows % tile_rows
+    return p.queries.new_empty(rows, columns) if rows else None
 
 
 def _rows_in_cache(p: Problem) -> int:

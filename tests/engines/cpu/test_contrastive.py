@@ -107,16 +107,22 @@ def test_kept_scores_change_no_bit_and_serve_every_backward_pass(loss, normalize
         return [torch.autograd.grad(rows, inputs, weights, retain_graph=True)[0] for _ in range(2)]
 
     assert schedule.KEPT_BYTES >= 70 * 70 * 8
-    first, again = gradients()
-    monkeypatch.setattr(schedule, "KEPT_BYTES", 0)
-    computed_again, _ = gradients()
-    assert torch.equal(first, again)
-    assert torch.equal(first, computed_again)
+    monkeypatch.setattr(schedule, "TILE_ROWS", 16)
+    monkeypatch.setattr(schedule, "CHUNK_BYTES", 16 * 70 * 8)  # of several tiles in CLIP's walk
+    all_kept, again = gradients()
+    assert torch.equal(all_kept, again)
+    for rows in (0, 15, 40, 69):
+        monkeypatch.setattr(schedule, "KEPT_BYTES", rows * 70 * 8)
+        for some_kept in gradients():
+            assert torch.equal(some_kept, all_kept), rows
 
 
 @pytest.mark.parametrize("memory", ["fast", "low", 2**24, 2**25])
 def test_scores_are_kept_where_the_memory_holds_them(memory, monkeypatch):
-    """And not for parts of a larger problem, for a loss without gradients, or with memory="low"."""
+    """As many whole tiles as it holds.
+
+    None are kept for parts of a larger problem, for a loss without gradients, or with memory="low".
+    """
     monkeypatch.setattr(schedule, "LOW_BYTES", 2**24)
     scores = []
     compute = torch.ops.fastqt.contrastive_loss_rows.default
@@ -127,9 +133,12 @@ def test_scores_are_kept_where_the_memory_holds_them(memory, monkeypatch):
     for leaf, exclude in ((False, None), (True, None), (True, fastqt.Within(torch.arange(70) // 2))):
         x = queries.clone().requires_grad_(leaf)
         fastqt.log_sum_exp(x, candidates, memory=memory, exclude=exclude, backend="cpu")
-    alone, followed, *parts = (x is not None for x in scores)
+    monkeypatch.setattr(schedule, "TILE_ROWS", 16)
+    monkeypatch.setattr(schedule, "KEPT_BYTES", 40 * 70 * 8)
+    fastqt.log_sum_exp(queries.clone().requires_grad_(), candidates, memory=memory, backend="cpu")
+    alone, followed, *parts, few = (0 if x is None else len(x) for x in scores)
     assert not alone
-    assert followed == (memory in ("fast", 2**25))
+    assert (followed, few) == ((70, 32) if memory in ("fast", 2**25) else (0, 0))
     assert not any(parts)
 
 
