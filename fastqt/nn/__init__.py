@@ -52,6 +52,7 @@ from fastqt.nn.quickthoughts import CombinedQuickThoughts, QuickThoughts
 from fastqt.nn.simcse import MixCSE, SimCSE
 from fastqt.nn.skip_thoughts import SkipThoughts
 from fastqt.nn.splade import SpladePool
+from fastqt.nn.static_embedding import StaticEmbedding
 from fastqt.nn.transformer import Transformer
 
 __all__ = [
@@ -105,6 +106,7 @@ __all__ = [
     "SkipThoughts",
     "SpladePool",
     "SpreadOutLoss",
+    "StaticEmbedding",
     "SupConLoss",
     "Transformer",
     "mask_words",

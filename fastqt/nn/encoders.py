@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fastqt.checks import check_tensor
 from fastqt.nn.gru import GRU
 from fastqt.nn.init import Init, PaperGRU, PaperLSTM, embedding_table, reset_children
-from fastqt.nn.sparse_gradients import bag_sum
+from fastqt.nn.sparse_gradients import pooled
 
 LSTM = nn.LSTM
 
@@ -109,9 +109,7 @@ class BagOfWords(Encoder):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         valid = tokens[positions < lengths.unsqueeze(1)]
         offsets = lengths.cumsum(0) - lengths
-        if self.embedding.sparse:
-            return bag_sum(self.embedding.weight, valid, offsets)
-        return F.embedding_bag(valid, self.embedding.weight, offsets, mode="sum")
+        return pooled(self.embedding, valid, offsets, "sum")
 
 
 class RecurrentEncoder(Encoder):

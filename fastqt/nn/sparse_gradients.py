@@ -1,53 +1,94 @@
-"""Sparse gradients of embedding tables.
+"""Bags of rows of embedding tables, and the sparse gradients of such tables.
 
 They hold the rows of the words in the batch only, and each row once, so that an optimiser need not coalesce
-them.
+them. On a CPU the extension sums (csrc/cpu/bags.cpp); elsewhere, and without it, torch does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fastqt.engines import ops
+
+Mode = Literal["sum", "mean"]
+NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def is_native(tensor: Tensor) -> bool:
+    """Whether the extension's operators are there and sum tensors of this device and dtype."""
+    return ops.native_error is None and tensor.device.type == "cpu" and tensor.dtype in NATIVE_DTYPES
+
+
+def pooled(table: nn.Embedding, ids: Tensor, offsets: Tensor, mode: Mode) -> Tensor:
+    """The sum or mean of each bag's rows of a table, (B, D), with the kind of gradient that the table has."""
+    if table.sparse:
+        return bag_sum(table.weight, ids, offsets, mode)
+    result: Tensor = F.embedding_bag(ids, table.weight, offsets, mode=mode)
+    return result
 
 
 def bag_sum(
     weight: Tensor,  # (V, D)
     ids: Tensor,  # (T,) int64
     offsets: Tensor,  # (B,) int64, the position in ids where each bag begins; ascending from 0
+    mode: Mode = "sum",
 ) -> Tensor:
-    """The sum of each bag's rows of `weight`, (B, D); its gradient for `weight` is sparse and coalesced."""
+    """The sum or the mean of each bag's rows of `weight`, (B, D); of an empty bag it is 0.
+
+    Its gradient for `weight` is sparse and coalesced. RuntimeError for an id that is no row's.
+    """
     apply: Callable[..., Tensor] = _BagSum.apply  # torch gives `apply` no types
-    return apply(weight, ids, offsets)
+    return apply(weight, ids, offsets, mode)
 
 
 class _BagSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, mode: Mode) -> Tensor:
         ctx.save_for_backward(ids, offsets)
-        ctx.table = weight.shape
-        return F.embedding_bag(ids, weight, offsets, mode="sum")
+        ctx.table, ctx.mode = weight.shape, mode
+        if is_native(weight):
+            sums: Tensor = torch.ops.fastqt.bag_sum(
+                weight, ids.contiguous(), offsets.contiguous(), mode == "mean"
+            )
+            return sums
+        return F.embedding_bag(ids, weight, offsets, mode=mode)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("bag_sum has no second derivative: differentiate it without create_graph=True")
         ids, offsets = ctx.saved_tensors
-        lengths = torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
-        bags = torch.repeat_interleave(torch.arange(len(offsets), device=ids.device), lengths)
-        rows, values = sum_by_row(ids, bags, grad)
-        return row_gradient(rows, values, ctx.table), None, None
+        rows, values = sum_by_row(ids, grad, ctx.table[0], offsets, ctx.mode)
+        return row_gradient(rows, values, ctx.table), None, None, None
 
 
 def sum_by_row(
-    ids: Tensor,  # (T,) int64
-    sources: Tensor,  # (T,) int64
-    values: Tensor,  # (B, D)
+    ids: Tensor,  # (T,) int64 in 0..size-1
+    values: Tensor,  # (T, D), or (B, D) with offsets
+    size: int,
+    offsets: Tensor | None = None,  # (B,) int64; each id then has the values of its bag
+    mode: Mode = "sum",  # "mean" divides the values of a bag by its number of ids
 ) -> tuple[Tensor, Tensor]:
-    """Sums values[sources] over equal ids: the distinct ids (R,), ascending, and the sum of each, (R, D)."""
+    """Sums values over equal ids: the distinct ids (R,), ascending, and the sum of each, (R, D)."""
+    if is_native(values):
+        offsets = None if offsets is None else offsets.contiguous()
+        native: tuple[Tensor, Tensor] = torch.ops.fastqt.sum_by_row(
+            ids.contiguous(), offsets, values, size, mode == "mean"
+        )
+        return native
+
+    sources = torch.arange(len(ids), device=ids.device)
+    if offsets is not None:
+        lengths = torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
+        sources = torch.repeat_interleave(torch.arange(len(offsets), device=ids.device), lengths)
+        if mode == "mean":
+            values = values / lengths.clamp(min=1).unsqueeze(1)
+
     rows, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
     # Sorted by id, the sources of each distinct id are a bag, which `embedding_bag` sums.
     order = inverse.argsort(stable=True)
@@ -56,10 +97,11 @@ def sum_by_row(
 
 def distinct_rows(grad: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct rows (R,) of a sparse gradient (V, D) in ascending order, and their values (R, D)."""
-    if grad.is_coalesced():
-        return grad.indices()[0], grad.values()
-    ids = grad._indices()[0]
-    return sum_by_row(ids, torch.arange(len(ids), device=ids.device), grad._values())
+    rows, values = grad._indices()[0], grad._values()
+    # Autograd forgets of a leaf's gradient that it is coalesced.
+    if grad.is_coalesced() or bool((rows[1:] > rows[:-1]).all()):
+        return rows, values
+    return sum_by_row(rows, values, len(grad))
 
 
 def row_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
@@ -67,3 +109,17 @@ def row_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     return torch.sparse_coo_tensor(
         rows[None], values, shape, device=values.device, is_coalesced=True, check_invariants=False
     )
+
+
+def _fake_bag_sum(table: Tensor, ids: Tensor, offsets: Tensor, mean: bool) -> Tensor:
+    return table.new_empty(offsets.shape[0], table.shape[1])
+
+
+def _fake_sum_by_row(ids: Tensor, offsets: Tensor | None, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    distinct = torch.library.get_ctx().new_dynamic_size()
+    return ids.new_empty(distinct), values.new_empty(distinct, values.shape[1])
+
+
+if ops.native_error is None:
+    torch.library.register_fake("fastqt::bag_sum", _fake_bag_sum)
+    torch.library.register_fake("fastqt::sum_by_row", _fake_sum_by_row)

@@ -12,6 +12,7 @@ SIZES = (10, 6, 8)
 ENCODERS = {
     "bag": lambda: nn.BagOfWords(10, 6),
     "torch's bag": lambda: nn.BagOfWords(10, 6, init="torch"),
+    "static": lambda: nn.StaticEmbedding(10, 6),
     "gru": lambda: nn.GRUEncoder(*SIZES, bidirectional=True),
     "torch's gru": lambda: nn.GRUEncoder(*SIZES, init="torch"),
     "lstm": lambda: nn.LSTMEncoder(*SIZES),

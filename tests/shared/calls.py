@@ -8,7 +8,17 @@ from torch import Tensor
 
 import fastqt
 from fastqt.exclusions import OfIds
-from fastqt.nn import GRU, BagOfWords, Gloss, GRUEncoder, LSTMEncoder, MultiChannel, SkipThoughts, Transformer
+from fastqt.nn import (
+    GRU,
+    BagOfWords,
+    Gloss,
+    GRUEncoder,
+    LSTMEncoder,
+    MultiChannel,
+    SkipThoughts,
+    StaticEmbedding,
+    Transformer,
+)
 from tests.shared.every_loss import EVERY_LOSS
 from tests.shared.loss_options import LOSSES, units, values
 
@@ -52,6 +62,7 @@ CALLS = {
     "smoothed": (fastqt.smoothed, {"targets": TOKENS}),
     "Sparse": (fastqt.Sparse, {"csr_tensor": torch.eye(N).to_sparse_csr()}),
     "BagOfWords": (BagOfWords(N, D), {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
+    "StaticEmbedding": (StaticEmbedding(N, D), {"ids": TOKENS, "offsets": torch.tensor([0, 2])}),
     "GRUEncoder": (GRUEncoder(N, D, D), {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
     "LSTMEncoder": (LSTMEncoder(N, D, D), {"tokens": SENTENCES, "lengths": torch.full((N,), 2)}),
     "Transformer": (

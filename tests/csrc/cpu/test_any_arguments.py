@@ -98,6 +98,9 @@ def right_calls() -> dict[str, list[object]]:
         for name, given in (by_name | test_operators.WALKS).items()
     }
     calls |= {name: list(of_gates(name, torch.float32, optional=True)) for name in GATES}
+    ids, offsets = torch.tensor([3, 0, 3, 1]), torch.tensor([0, 1, 1])
+    calls["bag_sum"] = [torch.ones(4, 3), ids, offsets, True]
+    calls["sum_by_row"] = [ids, offsets, torch.ones(3, 3), 4, True]
     left, matrix = torch.ones(5, 40), torch.ones(40, 30)
     calls["pack_matrix"] = [matrix, 5, False]
     packed = torch.ops.fastqt.pack_matrix(matrix, 5)
