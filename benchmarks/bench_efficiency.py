@@ -15,7 +15,7 @@ import fastqt
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import sentences
 from fastqt.nn import GRUEncoder, QuickThoughts, SkipThoughts
-from fastqt.sentences.train.optim import Adam, clip_gradients
+from fastqt.optim import Adam, clip_grad_norm_
 
 V, W, H, B = 20_000, 300, 300, 128
 ROUNDS = 3
@@ -28,7 +28,7 @@ def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], 
     def step() -> None:
         optimizer.zero_grad()
         loss().backward()
-        clip_gradients(parameters, 5.0)
+        clip_grad_norm_(parameters, 5.0)
         optimizer.step()
 
     return step

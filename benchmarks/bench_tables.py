@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
+import fastqt.optim
 from benchmarks.measure.timing import in_turns_with
 from benchmarks.measure.workloads import sentences
 from fastqt.nn.sparse_gradients import bag_sum
-from fastqt.sentences.train.optim import Adam, clip_gradients
+from fastqt.optim import Adam
 
 # V, D, and the B sentences of a batch: QuickThoughts' table, skip-thoughts', and one of wide vectors.
 SIZES = [(50_000, 300, 400), (50_000, 300, 1000), (20_000, 620, 400), (20_000, 1200, 400)]
@@ -103,7 +104,7 @@ def test_step_of_all_rows(benchmark, V, D, B):
         theirs = new_table(V, D)
         adam = torch.optim.Adam([theirs], lr=5e-4, **options)
         others[name] = bag_step(batch, theirs, dense, adam, clip_grad_norm_)
-    ours = bag_step(batch, table, bag_sum, Adam([table], lr=5e-4), clip_gradients)
+    ours = bag_step(batch, table, bag_sum, Adam([table], lr=5e-4), fastqt.optim.clip_grad_norm_)
     record(benchmark, in_turns_with(benchmark, ours, others, ROUNDS), V=V, D=D, B=B, words=len(batch.ids))
 
 
@@ -128,5 +129,5 @@ def test_step_of_a_gru(benchmark, H):
         "fused": run(lambda weights: torch.optim.Adam(weights, lr=5e-4, fused=True), clip_grad_norm_),
         "foreach": run(lambda weights: torch.optim.Adam(weights, lr=5e-4, foreach=True), clip_grad_norm_),
     }
-    subject = run(lambda weights: Adam(weights, lr=5e-4), clip_gradients)
+    subject = run(lambda weights: Adam(weights, lr=5e-4), fastqt.optim.clip_grad_norm_)
     record(benchmark, in_turns_with(benchmark, subject, others, 3 * ROUNDS), H=H, W=300)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fastqt._version import __version__
 
 if TYPE_CHECKING:
-    from fastqt import distributed, nn
+    from fastqt import distributed, nn, optim
     from fastqt import integrations as integrations
     from fastqt import options as options
     from fastqt import sentences as sentences
@@ -101,6 +101,7 @@ __all__ = [
     "negative_sampling_loss",
     "nn",
     "ntxent_loss",
+    "optim",
     "quantization_ranges",
     "quantized",
     "score_distillation_loss",
@@ -119,7 +120,7 @@ __all__ = [
 
 # Modules that `import fastqt` alone gives access to. A star does not import those that are not in `__all__`,
 # which few want, or which want optional libraries.
-_MODULES = ("distributed", "integrations", "nn", "options", "sentences")
+_MODULES = ("distributed", "integrations", "nn", "optim", "options", "sentences")
 
 
 def __dir__() -> list[str]:

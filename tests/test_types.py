@@ -104,7 +104,7 @@ OPEN = {"dtype", "device", "name", "directory", "data", "path", "counts", "texts
 
 def test_no_option_of_a_public_function_is_any_text():
     """A type checker would not know its values."""
-    for module in (fastqt, fastqt.nn, fastqt.distributed):
+    for module in (fastqt, fastqt.nn, fastqt.optim, fastqt.distributed):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isfunction(value):

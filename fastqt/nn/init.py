@@ -5,9 +5,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from fastqt.checks import FLOATING, check_option, check_size, check_tensor
 from fastqt.nn.gru import GRU
+from fastqt.nn.lag import up_to_date
 
 Init = Literal["paper", "torch"]
 
@@ -40,11 +42,32 @@ def embedding_table(
 
 
 class WordTable(nn.Embedding):
-    """A table whose `reset_parameters` gives it the values that `embedding_table` gave it at first."""
+    """A table whose `reset_parameters` gives it the values that `embedding_table` gave it at first.
+
+    Its rows may be behind (`fastqt.nn.lag`): they are brought up to date before this class reads them.
+    """
 
     init: Init = "torch"
     from_vectors = False
     vectors: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.sparse:
+            up_to_date(self.weight, input)
+        return super().forward(input)
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode:
+            up_to_date(self.weight)
+        return super().train(mode)
+
+    def _save_to_state_dict(self, *arguments: Any) -> None:
+        up_to_date(self.weight)
+        super()._save_to_state_dict(*arguments)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        up_to_date(self.weight)  # so that no row that is loaded is moved by what it has missed before
+        super()._load_from_state_dict(*arguments)
 
     def initialise(self, init: Init, vectors: Tensor | None) -> None:
         """Sets its values, (V, D) `vectors` if these are given."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastqt.engines import ops
+from fastqt.nn.lag import up_to_date
 
 Mode = Literal["sum", "mean"]
 NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -27,6 +28,7 @@ def is_native(tensor: Tensor) -> bool:
 def pooled(table: nn.Embedding, ids: Tensor, offsets: Tensor, mode: Mode) -> Tensor:
     """The sum or mean of each bag's rows of a table, (B, D), with the kind of gradient that the table has."""
     if table.sparse:
+        up_to_date(table.weight, ids)
         return bag_sum(table.weight, ids, offsets, mode)
     result: Tensor = F.embedding_bag(ids, table.weight, offsets, mode=mode)
     return result

@@ -29,7 +29,8 @@ def packages() -> list[str]:
     integrations = sorted((ROOT / "fastqt" / "integrations").iterdir())
     named = [path.stem for path in integrations if path.stem[0] != "_"]
     return [
-        *("fastqt", "fastqt.nn", "fastqt.distributed", "fastqt.sentences.evaluation", "fastqt.promises"),
+        *("fastqt", "fastqt.nn", "fastqt.optim", "fastqt.distributed"),
+        *("fastqt.sentences.evaluation", "fastqt.promises"),
         *(f"fastqt.integrations.{name}" for name in named),
     ]
 
@@ -40,7 +41,7 @@ def public_names(package: str) -> set[str]:
     if names is None:  # a module whose classes are its own
         names = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == package]
         names = [name for name in names if name[0] != "_"]
-    return {f"{package}.{name}" for name in names} - {"fastqt.nn", "fastqt.distributed"}
+    return {f"{package}.{name}" for name in names} - {"fastqt.nn", "fastqt.optim", "fastqt.distributed"}
 
 
 def documented() -> Counter:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from fastqt.nn import Gloss
-from fastqt.sentences.train.optim import RowAdam, clip_gradients
+from fastqt.optim import Adam, clip_grad_norm_
 from tests.shared.gloss_oracle import Oracle
 from tests.shared.small_gloss import DECODERS, D, L, N, V, model, sentences
 from tests.shared.tolerances import FLOAT64, relative
@@ -19,13 +19,13 @@ def test_training_steps_equal_a_numpy_implementation(decoder, position_loss):
     gloss, (tokens, lengths) = model(decoder, radius=1.0, position_loss=position_loss), sentences()
     clip = 1.5 if position_loss == "sum" else 0.32  # some gradients are longer, and some shorter
     oracle = Oracle(gloss, lr=0.1, clip=clip)
-    optimizer = RowAdam(gloss.parameters(), lr=0.1)
+    optimizer = Adam(gloss.parameters(), lr=0.1, rows="touched")
     generator = torch.Generator().manual_seed(2)
     for _ in range(6):
         rows = torch.randperm(N, generator=generator)[:4]
         loss = gloss(rows, tokens[rows], lengths[rows])
         loss.backward()
-        norm = clip_gradients(gloss.parameters(), clip)
+        norm = clip_grad_norm_(gloss.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         gloss.project(rows)

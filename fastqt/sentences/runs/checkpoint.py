@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastqt.errors import InputError, one_line
+from fastqt.optim.replay import WINDOW
 from fastqt.sentences.json_text import parse_object, to_json
 from fastqt.sentences.runs.config import FORMAT
 from fastqt.sentences.runs.files import write_atomically
@@ -92,9 +93,12 @@ def load_checkpoint(
             tensor.copy_(file.get_tensor(name))
 
         # An optimiser that treats rows as parameters counts the steps of each of them.
-        counts_rows = getattr(optimizer, "counts_rows", False)
+        counts_rows = any(group.get("rows") == "touched" for group in optimizer.param_groups)
         for name, parameter in model.named_parameters():
-            like = {"step": torch.zeros((), device="cpu"), "exp_avg": parameter, "exp_avg_sq": parameter}
+            like = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+            # Where rows of a table are behind; an older version has stored none that are.
+            like["last"] = torch.zeros(len(parameter) if parameter.dim() else 0, dtype=torch.int64)
+            like["rates"] = torch.zeros(WINDOW, 2, dtype=torch.float64)
             for key, wanted in like.items():
                 if (stored := f"optimizer.{key}.{name}") in names:
                     # safetensors returns a tensor that maps the file; a copy does not depend on the file.

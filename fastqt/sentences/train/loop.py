@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from fastqt.errors import InputError
+from fastqt.optim import clip_grad_norm_
 from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.metrics_file import MetricsLog
 from fastqt.sentences.runs.progress import FINISHED, save_finished
 from fastqt.sentences.text import Batch, Sample, Span
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Objective, Training, Turn
-from fastqt.sentences.train.optim import clip_gradients
 from fastqt.sentences.train.progress import (
     Display,
     Moment,
@@ -114,7 +114,8 @@ class Trainer:
                     spent = Moment.now().since(began)
                     speed = {"sentences_per_second": sentences / spent.seconds, **self.parts.take()}
                     speed["tokens_per_second"] = tokens / spent.seconds
-                    line = measurements.line(loss, measured, validates) | self._changing()
+                    with self.optimizer.up_to_date() if validates else contextlib.nullcontext():
+                        line = measurements.line(loss, measured, validates) | self._changing()
                     Moment.now().since(began).add_to(progress)
                     sentences, tokens, began = 0, 0, Moment.now()
                     line = self._report(line | speed, log, display)
@@ -190,7 +191,7 @@ class Trainer:
         with self.parts.of("optimiser"):
             self.precision.scaler.unscale_(self.optimizer)
             for group in self.objective.clip_groups() if self.config.clip else ():
-                clip_gradients(group, self.config.clip)
+                clip_grad_norm_(group, self.config.clip)
             self.precision.step(self.optimizer, self.schedule)
             self.objective.constrain(batch)
         return loss.detach(), tuple(map(_as_measured, measured))
@@ -252,11 +253,14 @@ class Trainer:
             # The checkpoint comes last. After a crash between the two, the resumed training writes the model
             # again; the other way round, a finished training could keep an old model.
             if not self.measurements.best.is_kept:
-                checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
+                with self.optimizer.up_to_date():
+                    checkpoint.save_model(self.directory / checkpoint.MODEL, self.model)
 
             path = self.directory / checkpoint.CHECKPOINT
             if not self.has_ended or self.config.keep_checkpoint:
-                checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
+                # As they are: a training that is not stopped here does not move what is behind, either.
+                with self.optimizer.ignoring_reads():
+                    checkpoint.save_checkpoint(path, self.model, self.optimizer, progress, generators)
                 (self.directory / FINISHED).unlink(missing_ok=True)
             else:
                 save_finished(self.directory, progress)

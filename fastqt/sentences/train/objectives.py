@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fastqt.cached import cached_backward
 from fastqt.nn.modes import evaluating
+from fastqt.optim import Adam
+from fastqt.optim.adam import Rows
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import Model, build_model, choose_device
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, Span, batches
 from fastqt.sentences.text.batches import equal_shares
-from fastqt.sentences.train.optim import Adam, RowAdam
 from fastqt.sentences.train.ranks import Ranks, Share
 from fastqt.sentences.train.schedule import parameter_groups
 
@@ -95,16 +96,21 @@ class Objective(ABC, Generic[B]):
     def optimizer(self) -> Adam:
         """The optimiser of the model's parameters."""
         config = self.config
-        return self._optimizer_class(
+        return Adam(
             parameter_groups(self.model, config),
             lr=config.learning_rate,
             betas=config.betas,
             decoupled_weight_decay=config.optimizer == "adamw",
+            rows=self._moved_rows,
         )
 
     @property
-    def _optimizer_class(self) -> type[Adam]:
-        return Adam
+    def _moved_rows(self) -> Rows:
+        """What a step does to the rows of a table that have no gradient, as `rows` of `fastqt.optim.Adam`.
+
+        Ranks read other rows each, and would move them by other sums.
+        """
+        return "all" if self.ranks.size > 1 else "replayed"
 
     def constrain(self, batch: B) -> None:
         """Projects the model onto its constraints after a step on `batch`. Most models have none."""
@@ -227,8 +233,8 @@ class GlossObjective(ShuffledObjective):
         return build_model(self.config, len(self.vocabulary), sentences=len(self.sentences))
 
     @property
-    def _optimizer_class(self) -> type[Adam]:
-        return RowAdam if self.config.latents == "rows" else Adam
+    def _moved_rows(self) -> Rows:
+        return "touched" if self.config.latents == "rows" else "all"
 
     def constrain(self, batch: Sample) -> None:
         self.model.project(batch.rows.to(self.device) if self.config.latents == "rows" else None)

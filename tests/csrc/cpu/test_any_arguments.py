@@ -15,6 +15,7 @@ from fastqt.engines import ops
 from tests.csrc.cpu import test_operators
 from tests.nn.gru.test_native import GATES
 from tests.nn.gru.test_native import arguments as of_gates
+from tests.optim.test_adam import arguments as of_optimisers
 
 pytestmark = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
 DTYPES = (
@@ -101,6 +102,7 @@ def right_calls() -> dict[str, list[object]]:
     ids, offsets = torch.tensor([3, 0, 3, 1]), torch.tensor([0, 1, 1])
     calls["bag_sum"] = [torch.ones(4, 3), ids, offsets, True]
     calls["sum_by_row"] = [ids, offsets, torch.ones(3, 3), 4, True]
+    calls |= {name: list(of_optimisers(name).values()) for name in ("adam_rows_", "replay_rows_")}
     left, matrix = torch.ones(5, 40), torch.ones(40, 30)
     calls["pack_matrix"] = [matrix, 5, False]
     packed = torch.ops.fastqt.pack_matrix(matrix, 5)

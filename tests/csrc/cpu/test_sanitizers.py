@@ -12,6 +12,7 @@ OPERATORS = (
     "tests/csrc/cpu/test_products.py",
     *("tests/nn/gru/test_native.py", "tests/engines/cpu/test_contrastive.py"),
     "tests/nn/test_bags.py",
+    "tests/optim/test_adam.py",
 )
 LOSSES = (
     *("tests/engines/test_clip_rectangles.py", "tests/engines/test_three_block.py"),

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fastqt.errors import InputError
+from fastqt.optim import Adam
 from fastqt.sentences.runs.checkpoint import (
     Progress,
     check_weights,
@@ -25,7 +26,6 @@ from fastqt.sentences.runs.checkpoint import (
 )
 from fastqt.sentences.runs.tensor_files import metadata_of, open_tensors, save_tensors
 from fastqt.sentences.text import Position, Span
-from fastqt.sentences.train.optim import Adam
 
 TENSORS = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.tensor([7, 8])}
 

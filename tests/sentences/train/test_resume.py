@@ -16,14 +16,17 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from fastqt.engines import ops
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.checkpoint import read_progress
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.progress import save_finished
 from fastqt.sentences.train import train
+from fastqt.sentences.train.objectives import Objective
 from fastqt.sentences.train.progress import Display
 from fastqt.sentences.train.schedule import Factor
+from tests.shared.tolerances import ADAM_STEPS, relative
 from tests.shared.trainings import assert_same_run, lines_of, metrics, metrics_without_times, stopping
 
 SMALL = {"word_dim": 6, "hidden_size": 4, "batch_size": 50, "context_size": 2}
@@ -121,6 +124,31 @@ def test_what_options_keep_from_step_to_step_is_resumed(planted, tmp_path, optio
         rates, factor = [line["learning_rate"] for line in lines], Factor(config, 20)
         assert rates == [config.learning_rate * factor(step) for step in range(20)]
         assert max(rates) == rates[7] == config.learning_rate
+
+
+@pytest.mark.parametrize("pause", [3, 10])
+def test_a_run_whose_rows_all_moved_goes_on(planted, tmp_path, monkeypatch, pause):
+    """Such as one of an older version, or of several ranks. Its curve is that of rows that are replayed."""
+    settings = SMALL | BOW | {"report_every": 1, "epochs": 2}
+    config = TrainConfig((planted[0],), valid=planted[1], **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(Objective, "_moved_rows", "all")
+        train(config, tmp_path / "dense")
+        train(replace(config, steps=pause), tmp_path / "parts")
+    stored = load_file(tmp_path / "parts" / "checkpoint.safetensors")
+    assert not any(name.startswith(("optimizer.last", "optimizer.rates")) for name in stored)
+    train(config, tmp_path / "replayed")
+    train(config, tmp_path / "parts", resume=True)
+
+    dense = load_file(tmp_path / "dense" / "model.safetensors")
+    for name in ("replayed", "parts"):
+        found = load_file(tmp_path / name / "model.safetensors")
+        assert all(relative(found[key], weights) < ADAM_STEPS for key, weights in dense.items())
+        assert found.keys() == dense.keys()
+        stored = load_file(tmp_path / name / "checkpoint.safetensors")
+        assert any(name.startswith("optimizer.last") for name in stored) == (ops.native_error is None)
+        for one, other in zip(metrics(tmp_path / name), metrics(tmp_path / "dense"), strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
 def test_resuming_a_run_that_has_ended_changes_nothing(planted, tmp_path):

@@ -1,12 +1,11 @@
-"""Optimisers of sparse gradients take the steps of torch's, row by row, and clip as torch does."""
+"""Steps of all rows, and the clipping of sparse gradients, are those of torch with dense ones."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fastqt.nn.sparse_gradients import bag_sum
-from fastqt.sentences.train.optim import Adam, RowAdam, clip_gradients
-from tests.shared.tolerances import FLOAT64, relative
+from fastqt.optim import Adam, clip_grad_norm_
 
 V, D = 40, 6
 
@@ -47,7 +46,7 @@ def test_many_steps_agree_with_torch(lookup, max_norm):
         for (table, dense), adam, read in ((ours, our_adam, lookup), (theirs, their_adam, dense_lookup)):
             adam.zero_grad()
             ((read(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
-        norms = clip_gradients(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+        norms = clip_grad_norm_(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
         torch.testing.assert_close(*norms)
         our_adam.step()
         their_adam.step()
@@ -60,7 +59,7 @@ def test_a_parameter_without_gradient_is_not_changed():
     other = torch.nn.Parameter(torch.ones(3))
     other.sum().backward()
     adam = Adam([parameter, other], lr=0.1)
-    torch.testing.assert_close(clip_gradients([parameter, other], 1.0), torch.tensor(3.0).sqrt())
+    torch.testing.assert_close(clip_grad_norm_([parameter, other], 1.0), torch.tensor(3.0).sqrt())
     adam.step()
     assert torch.equal(parameter, torch.ones(3))
     torch.testing.assert_close(other.detach(), torch.full((3,), 0.9))
@@ -74,40 +73,6 @@ def test_tiny_gradients_are_clipped_as_in_torch(lookup, size):
     ours, theirs = (torch.nn.Parameter(torch.ones(V, D, dtype=torch.float64)) for _ in range(2))
     (lookup(ours, ids, offsets) * upstream * size).sum().backward()
     (dense_lookup(theirs, ids, offsets) * upstream * size).sum().backward()
-    clip_gradients([ours], 1e-7)
+    clip_grad_norm_([ours], 1e-7)
     torch.nn.utils.clip_grad_norm_([theirs], 1e-7)
     torch.testing.assert_close(ours.grad.to_dense(), theirs.grad, rtol=1e-7, atol=0)
-
-
-@pytest.mark.parametrize("lookup", [bag_sum, sparse_lookup])
-def test_each_row_takes_the_steps_of_its_own_adam(lookup):
-    """The oracle has a torch Adam for each row, which takes a step only when the row has a gradient."""
-    start = torch.rand(V, D, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
-    table, dense = (torch.nn.Parameter(tensor.clone()) for tensor in start)
-    ours = RowAdam([table, dense], lr=0.01)
-    rows = [torch.nn.Parameter(row.clone()) for row in start[0]]
-    dense_row = torch.nn.Parameter(start[1].clone())
-    theirs = [torch.optim.Adam([parameter], lr=0.01) for parameter in (*rows, dense_row)]
-    counts = torch.zeros(V)
-    for seed in range(30):
-        ids, offsets, upstream = bags(seed)
-        ids %= 1 + seed  # the last rows never have a gradient, and the first ones often
-        ((lookup(table, ids, offsets) * upstream).sum() * dense.sum()).backward()
-        wanted = dense_lookup(torch.stack(list(rows)), ids, offsets)
-        ((wanted * upstream).sum() * dense_row.sum()).backward()
-        named = ids.unique().tolist()
-        counts[named] += 1
-        before = table.detach().clone()
-        ours.step()
-        assert table.grad is None
-        still = torch.ones(V, dtype=torch.bool).index_fill(0, torch.tensor(named), False)
-        assert torch.equal(table[still], before[still])
-        for row in (*named, V):
-            theirs[row].step()
-        ours.zero_grad()
-        for optimizer in theirs:
-            optimizer.zero_grad()
-        assert relative(table, torch.stack(list(rows))) < FLOAT64
-        assert relative(dense, dense_row) < FLOAT64
-    assert torch.equal(ours.state[table]["step"], counts)
-    assert counts.unique().numel() > 5
