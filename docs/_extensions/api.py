@@ -25,6 +25,7 @@ from sphinx.util.inspect import signature, stringify_signature
 PACKAGES = (
     "fastqt",
     "fastqt.nn",
+    "fastqt.optim",
     "fastqt.distributed",
     "fastqt.promises",
     "fastqt.sentences.evaluation",

@@ -70,6 +70,7 @@ def torch_step(trainer, optimizer, batch, scaler=None):
 
 def assert_near_and_make_equal(ours, theirs):
     """Afterwards both have the same weights, so that rounding does not grow."""
+    ours.optimizer.catch_up()
     for one, other in zip(ours.parameters, theirs.parameters, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     theirs.model.load_state_dict(ours.model.state_dict())
