@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt import autograd
 from fastqt.arguments import Known, Rows, Scale, Share
+from fastqt.checks import check_backward
 from fastqt.distributed import collectives
 from fastqt.distributed.clip import ClipOfRanks
 from fastqt.distributed.group import GroupLike
@@ -14,16 +19,15 @@ from fastqt.distributed.shards import Shards
 from fastqt.engines import Engine, choose, plans
 from fastqt.exclusions import ExcludeLike, Exclusions, Mask
 from fastqt.functional.computed import has_a_walk_of_prefixes
-from fastqt.loss import DECLARED, Arguments, loss
+from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
 from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
 from fastqt.losses.pair_scores import PairScores
-from fastqt.losses.paired_sums import PairScoring, paired_sums, shares_scores
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
-from fastqt.problem import ClipProblem, loss_dtype, unit_rows
-from fastqt.torch_modes import input_dtype, is_traced
+from fastqt.problem import ClipProblem, ClipSide, Needs, loss_dtype, unit_rows
+from fastqt.torch_modes import input_dtype, is_traced, is_transformed
 
 
 def _fit(label_smoothing: float, tau_plus: float | Tensor, exclude: Exclusions | None, known: Known) -> None:
@@ -180,16 +184,66 @@ def _of_ranks(call: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:
     return collectives.reduced(local, reduction, N, group)
 
 
-def losses_of_directions(a: Tensor, b: Tensor, *, scale: float | Tensor) -> tuple[Tensor, Tensor] | None:
-    """The losses of a's rows among b's and of b's rows among a's, (N,) each, from one score matrix.
+def sums_of_directions(
+    a: Tensor, b: Tensor, *, scale: float | Tensor, normalize: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """The sums of the losses of a's rows among b's and of b's rows among a's, from one score matrix.
 
     Any weights may be given to either, where `clip_loss` has the mean of both. None where no engine has a
-    walk of both directions.
+    walk of both directions. Of at least two pairs, without any other check of the arguments.
     """
-    declared = DECLARED[clip_loss]
-    values, batch, known = declared.begun((a, b), {"scale": scale, "normalize": False})
-    scoring = PairScoring(values["scale"], Arguments(declared, values, batch, known))
-    if not shares_scores(a, len(b), scoring):
+    if is_traced(a, b) or is_transformed():
         return None
-    positive, of_rows, of_columns = paired_sums(a, b, scoring)
-    return joined_loss(positive, [of_rows]), joined_loss(positive, [of_columns])
+    p = ClipProblem(a, b, scale, normalize=normalize, pairs=len(a))
+    kind = plans.kind_of(ClipProblem, a, b, None)
+    kind = None if kind is None else (kind, "sums of directions")
+    engine, dtype, computed, _ = plans.kept(kind) or plans.plan(kind, p, None)
+    if engine.eager:
+        return None
+    p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
+    _normalize_for(engine, p, computed)
+    number, tensors = (1.0, (scale,)) if isinstance(scale, Tensor) else (scale, ())
+    return _sums_of_directions(engine, p.normalize, number, p.queries, p.candidates, *tensors)
+
+
+class _SumsOfDirections(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, engine: Engine, normalize: bool, number: float, a: Tensor, b: Tensor, *scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.how = engine, normalize, number
+        p = _pairs(normalize, number, a, b, scale)
+        p.keeps = any(ctx.needs_input_grad)
+        positive, *others = engine.computation(p).sums(p)
+        leads = torch.stack(others).sub_(positive)
+        ctx.save_for_backward(a, b, *others, leads, p.kept, *scale)
+        # A softplus keeps the digits of a loss that has converged.
+        of_rows, of_columns = F.softplus(leads, threshold=50)
+        return of_rows.sum(), of_columns.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        check_backward("fastqt.fused", *upstream)
+        engine, normalize, number = ctx.how
+        a, b, of_rows, of_columns, leads, kept, *scale = ctx.saved_tensors
+        p = _pairs(normalize, number, a, b, scale)
+        p.kept = kept
+        weights = leads.sigmoid().mul_(torch.stack(upstream)[:, None])
+        _, _, _, *wanted = ctx.needs_input_grad
+        found = engine.computation(p).gradients_from(
+            p,
+            ClipSide(of_rows, weights[0]),
+            ClipSide(of_columns, weights[1]),
+            weights.sum(0).neg_(),
+            Needs(queries=wanted[0], candidates=wanted[1], scale=any(wanted[2:])),
+        )
+        of_scale = [None if found.scale is None else found.scale.to(x) for x in scale]
+        return None, None, None, found.queries, found.candidates, *of_scale
+
+
+def _pairs(normalize: bool, number: float, a: Tensor, b: Tensor, scale: Sequence[Tensor]) -> ClipProblem:
+    return ClipProblem(a, b, scale[0] if scale else number, normalize=normalize, pairs=len(a))
+
+
+# torch gives `apply` no types.
+_sums_of_directions: Callable[..., tuple[Tensor, Tensor]] = _SumsOfDirections.apply

@@ -223,6 +223,7 @@ def _is_minus_infinity(p: Product, value: Any) -> bool:
         return True
     if value > -1e4:
         return False
+    p = p.of_rows()
     with torch.no_grad():
         norms = [torch.linalg.vector_norm(x.detach().float(), dim=1).max() for x in (p.queries, p.candidates)]
         bias = p.bias.detach().abs().max() if isinstance(p.bias, Tensor) else abs(p.bias)

@@ -10,7 +10,6 @@ promise then becomes the tensor.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.losses.clip import losses_of_directions
+from fastqt.losses.clip import sums_of_directions
 from fastqt.promises.promise import Box, Promise, Watch, has_own_node, promised
-from fastqt.promises.scores import Meaning, Product, equal, is_number
+from fastqt.promises.scores import Meaning, Product, UnitRows, equal, is_number
 from fastqt.promises.state import State
 
 T = Tensor
@@ -29,8 +28,8 @@ _ARITHMETIC = {
 } | {T.__add__, T.__radd__, T.__sub__, T.__rsub__, T.__mul__, T.__rmul__, T.__truediv__, T.__neg__}
 # What a promise is asked without being computed.
 _SEEN_FROM_OUTSIDE = {
-    getattr(T, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")
-} | {T.size, T.dim, T.numel}
+    getattr(T, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")
+} | {T.size, T.dim, T.numel, T.__len__, T.is_floating_point}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,6 +37,8 @@ class Waiting(Meaning):
     """A number, or one for each row, that follows from losses which are not computed yet."""
 
     comes_first = True
+    is_matrix = False
+    waits = True
     size: tuple[int, ...]
     dtype: torch.dtype
 
@@ -54,7 +55,7 @@ class PairLoss(Waiting):
     """The cross-entropy of each row of a product with the candidate of its index.
 
     Attributes:
-        reduced: makes the program's tensor of the rows' losses (N,).
+        reduced: makes the program's tensor of the sum of the rows' losses.
         alone: computes the program's tensor; NotImplemented where the cells are needed.
     """
 
@@ -70,8 +71,8 @@ class PairLoss(Waiting):
         return None if value is NotImplemented else value
 
     def is_other_direction(self, other: PairLoss) -> bool:
-        p, q = self.product, other.product.transposed()
-        if q is None or not equal(p.scale, q.scale):
+        p, q = self.product.for_loss(), other.product.for_loss().transposed()
+        if q is None or not equal(p.scale, q.scale) or p.is_cosine is not q.is_cosine:
             return False
         have_gradients = all(
             x.requires_grad == y.requires_grad
@@ -90,13 +91,16 @@ def can_wait(p: Product | None) -> bool:
 
 def waits(x: Any) -> bool:
     """Whether it is a promise that waits, and that no function of autograd has been given or has returned."""
-    if type(x) is not Promise or x.box.is_shared or not isinstance(x.box.state.meaning, Waiting):
+    if type(x) is not Promise or x.box.is_shared:
         return False
-    if not has_own_node(x):
+    meaning = x.box.state.meaning
+    if meaning is None or not meaning.waits:
         return False
-    # A function of autograd that is being called holds its arguments. It has the node of the promise, to
-    # which all gradients have to go then.
     with torch._C.DisableTorchFunctionSubclass():
+        if not has_own_node(x):
+            return False
+        # A function of autograd that is being called holds its arguments. It has the node of the promise, to
+        # which all gradients have to go then.
         x.box.is_shared = Tensor._use_count(x) > 1  # type: ignore[attr-defined]  # which torch's stub lacks
     return not x.box.is_shared
 
@@ -111,7 +115,6 @@ def begun(promise: Promise, function: str, watch: Watch) -> Promise:
     state, loss = promise.box.state, loss_of(promise.box)
     assert loss is not None
     state.told = _reporter(loss, function, watch)
-    promise.box.promise = weakref.ref(promise)
     for box in watch.live:
         other = loss_of(box)
         if other is None or box is promise.box or box.is_shared or box.state.cells is not None:
@@ -141,11 +144,11 @@ def _reporter(loss: PairLoss, function: str, watch: Watch) -> Callable[[str], No
 
 def _computed_together(first: State, loss: PairLoss, second: State, other: PairLoss) -> bool:
     """Computes both losses; False where they have to be computed one after the other."""
-    p = loss.product
+    p = loss.product.for_loss()
     first.check()
     try:
         with first.modes(grad=first.grad):
-            both = losses_of_directions(p.queries, p.candidates, scale=p.scale)
+            both = sums_of_directions(p.queries, p.candidates, scale=p.scale, normalize=p.is_cosine)
             if both is None:
                 return False
             first.keep(loss.reduced(both[0]))
@@ -158,7 +161,9 @@ def _computed_together(first: State, loss: PairLoss, second: State, other: PairL
     return True
 
 
-def combined(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Promise | None:
+def combined(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch
+) -> Promise | None:
     """The program's arithmetic of losses that wait, which waits too; None for what has to be computed."""
     if function not in _ARITHMETIC or kwargs or not all(waits(x) or is_number(x) for x in args):
         return None
@@ -173,7 +178,7 @@ def combined(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
     promise = promised(State(function, states, {}, Waiting(size=(), dtype=dtype)), dtype)
     # The program may keep nothing else of the losses, which another direction may find.
     promise.box.parts = [x.box for x in args if waits(x)]
-    promise.box.promise = weakref.ref(promise)
+    watch.live.add(promise.box)
     return promise
 
 
@@ -182,12 +187,20 @@ def is_seen_from_outside(function: Callable[..., Any]) -> bool:
 
 
 def become_tensors(boxes: list[Box]) -> None:
-    """Computes promises that wait, which from then on are the tensors that they have promised."""
-    for box in boxes:
+    """Computes promises that wait, which from then on are the tensors that they have promised.
+
+    Rows come first, so that a loss is of those that the program has.
+    """
+    for box in sorted(boxes, key=lambda box: isinstance(box.state.meaning, Waiting)):
+        is_there = box.state.cells is not None
         tensor = box.state.computed()
         promise = None if box.promise is None else box.promise()
         box.promise = None  # A tensor with a weak reference is not swapped.
         if promise is None or not waits(promise):
+            continue
+        if is_there and isinstance(box.state.meaning, UnitRows):  # Others hold the tensor.
+            with box.state.modes(grad=box.state.grad), torch._C.DisableTorchFunction():
+                torch.utils.swap_tensors(promise, tensor.view_as(tensor))
             continue
         with torch._C.DisableTorchFunction():
             torch.utils.swap_tensors(promise, tensor)

@@ -53,9 +53,11 @@ class Columns(NamedTuple):
 
 def columns_of(scores: Scores) -> Columns | None:
     """The scores as arguments of the losses; None where they cannot have them."""
-    product, more, numbers = scores.first, [], []
-    first = sum(map(width, itertools.takewhile(lambda block: block is not product, scores.blocks)))
-    for block in scores.blocks:
+    blocks = _for_loss(scores.blocks)
+    product = next(x for x in blocks if isinstance(x, Product))
+    first = sum(map(width, itertools.takewhile(lambda block: block is not product, blocks)))
+    more, numbers = [], []
+    for block in blocks:
         if isinstance(block, Tensor):
             numbers.append(block)
         elif block is not product:
@@ -73,12 +75,29 @@ def columns_of(scores: Scores) -> Columns | None:
         "exclude": product.mask,
         "diagonal": product.diagonal,
         "negatives": torch.cat(more) if more else None,
+        "normalize": product.is_cosine,
     }
     if of_rows is not None:
         options["row_scores"] = of_rows
     if not isinstance(product.scale, Tensor) and product.scale <= 0:
         options |= {"queries": product.queries * product.scale, "scale": 1.0}
     return Columns(options, first, product, of_rows)
+
+
+def _for_loss(blocks: tuple[Product | Tensor, ...]) -> list[Product | Tensor]:
+    """The blocks as one loss can have them: all of cosines or all of rows."""
+    for_loss = [x.for_loss() if isinstance(x, Product) else x for x in blocks]
+    products = [x for x in for_loss if isinstance(x, Product)]
+    # The scale of cosines is above 0, unless it is a tensor.
+    are_cosines = all(x.is_cosine and (isinstance(x.scale, Tensor) or x.scale > 0) for x in products)
+    return for_loss if are_cosines else [x.of_rows() if isinstance(x, Product) else x for x in blocks]
+
+
+def _of_sigmoids(p: Product) -> dict[str, Any]:
+    """A product as the sigmoid loss takes it."""
+    p = p.for_loss()
+    options = {name: getattr(p, name) for name in ("queries", "candidates", "scale", "bias")}
+    return {**options, "normalize": p.is_cosine}
 
 
 def _computed(loss: Callable[..., Tensor], **options: Any) -> Any:
@@ -157,19 +176,18 @@ def _promised_loss(
     def in_dtype(loss: Any) -> Any:
         return loss if loss is NotImplemented else loss.to(dtype)
 
-    def reduced(losses: Tensor) -> Tensor:
-        whole = losses if reduction == "none" else losses.sum()
-        loss: Tensor = _finished(whole, scores, len(target), reduction).to(dtype)
-        return loss
-
     p = scores.alone
     columns = columns_of(scores) if can_wait(p) and reduction in ("mean", "sum") else None
     if p is None or columns is None or is_transformed() or not _are_pairs(columns, target, ignore_index):
         return in_dtype(loss_of_targets(scores, target, ignore_index, reduction))
-    known_columns = columns
+
+    def reduced(total: Tensor) -> Tensor:
+        loss: Tensor = _finished(total, scores, len(target), reduction).to(dtype)
+        return loss
 
     def alone() -> Any:
-        return in_dtype(_loss_of_pairs(scores, known_columns, reduction))
+        columns = columns_of(scores)
+        return NotImplemented if columns is None else in_dtype(_loss_of_pairs(scores, columns, reduction))
 
     return PairLoss(size=(), dtype=dtype, product=p, reduced=reduced, alone=alone)
 
@@ -410,8 +428,7 @@ def _sum_of_log_sigmoids(weighted: WeightedScores) -> Any:
     """The labels 1 and -1 of a score are the targets 1 and 0 of the sigmoid loss."""
     p = weighted.of.first
     dense = (weighted.weights > 0).to(torch.promote_types(p.queries.dtype, torch.float32))
-    options = {name: getattr(p, name) for name in ("queries", "candidates", "scale", "bias")}
-    loss = _computed(sigmoid_loss, **options, targets=dense, reduction="sum")
+    loss = _computed(sigmoid_loss, **_of_sigmoids(p), targets=dense, reduction="sum")
     return loss if loss is NotImplemented else -loss
 
 
@@ -445,8 +462,7 @@ def binary_cross_entropy(
     if not bool((target >= 0).all()):
         return NotImplemented
     dense = target.to(torch.promote_types(p.queries.dtype, torch.float32))
-    options = {name: getattr(p, name) for name in ("queries", "candidates", "scale", "bias")}
-    loss = _computed(sigmoid_loss, **options, targets=dense, reduction="sum")
+    loss = _computed(sigmoid_loss, **_of_sigmoids(p), targets=dense, reduction="sum")
     if loss is NotImplemented:
         return loss
     return like(loss if reduction == "sum" else loss / s.numel(), s)

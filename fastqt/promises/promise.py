@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt.promises.report import Report
-from fastqt.promises.scores import Diagonal, Meaning
+from fastqt.promises.scores import Meaning
 from fastqt.promises.state import Function, State, mapped, parts
 
 # What a promise answers itself, as the tensor would that it stands for.
@@ -43,7 +43,7 @@ class Box:
     Attributes:
         base: that of the promise of which this is a view.
         views: the views that there are.
-        promise: of a loss that waits.
+        promise: of what waits.
         parts: those of the losses of which a number is made.
         is_shared: whether a function of autograd has the promise, so that gradients have to go to its node.
     """
@@ -124,11 +124,12 @@ def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promi
     """A promise of a state whose meaning is known."""
     assert state.meaning is not None
     box = Box(state, base)
-    leaves = [x for x in state.leaves() if x.requires_grad]
-    shape = tuple(state.meaning.shape)
-    if not leaves:
-        return Promise(box, shape, dtype)
-    return _anchored(box, shape, dtype, *leaves)
+    leaves = state.leaves()
+    shape = state.meaning.shape
+    promise = _anchored(box, shape, dtype, *leaves) if leaves else Promise(box, shape, dtype)
+    if state.meaning.waits:
+        box.promise = weakref.ref(promise)
+    return promise
 
 
 def has_own_node(promise: Promise) -> bool:
@@ -150,8 +151,9 @@ class _Cells(torch.autograd.Function):
         return upstream[0]
 
 
+# What torch's `apply` calls where no transform is active, in which there are no promises.
+_anchored: Callable[..., Promise] = super(torch.autograd.Function, _Anchor).apply
 # torch gives `apply` no types.
-_anchored: Callable[..., Promise] = _Anchor.apply
 _cells_of: Callable[..., Tensor] = _Cells.apply
 
 
@@ -247,10 +249,10 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     if func in _ANSWERED and (not isinstance(args[0], Promise) or args[0].box.state.meaning is not None):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    promises = [x for x in parts((args, tuple(kwargs.values()))) if isinstance(x, Promise)]
+    promises = [x for x in parts((*args, *kwargs.values())) if type(x) is Promise]
     if any(x.box.is_shared or not has_own_node(x) for x in promises):
         args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
-        if not any(isinstance(x, Promise) for x in parts((args, tuple(kwargs.values())))):
+        if not any(type(x) is Promise for x in parts((*args, *kwargs.values()))):
             return func(*args, **kwargs)
     name = getattr(func, "__name__", str(func))
     if func in _PINS and isinstance(args[0], Promise):
@@ -268,7 +270,7 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
         if answer is not NotImplemented:
             if RULES.taken:
                 watch.fused(name, RULES.taken)
-            return _answered(answer, func, args, kwargs, watch)
+            return answered(answer, func, args, kwargs, watch)
 
     def cells(x: Any) -> Any:
         if not isinstance(x, Promise):
@@ -283,7 +285,7 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
                 watch.fused(name, RULES.taken)
         if value is not None:
             state.keep(value.to(x.dtype))
-        elif state.meaning is None or not (state.meaning.comes_first or isinstance(state.meaning, Diagonal)):
+        elif state.meaning is None or state.meaning.is_matrix:
             watch.computes(name, x)
         return state.computed()
 
@@ -305,17 +307,18 @@ def _changes_its_first(func: Function) -> bool:
     return named or operator or name in ("__setitem__", "__set__")
 
 
-def _states(x: Any) -> Any:
+def states(x: Any) -> Any:
     return x.box.state if isinstance(x, Promise) else x
 
 
 def state_of(func: Function, args: Any, kwargs: dict[str, Any], meaning: Meaning) -> State:
-    keywords = {key: mapped(x, _states) for key, x in kwargs.items()}
+    keywords = {key: mapped(x, states) for key, x in kwargs.items()}
     meaning = meaning if torch.is_grad_enabled() else meaning.detached()
-    return State(func, mapped(args, _states), keywords, meaning)
+    return State(func, mapped(args, states), keywords, meaning)
 
 
-def _answered(answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
+def answered(answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
+    """What a program gets for a rule's answer."""
     base = None
     if isinstance(answer, View):
         answer = answer.meaning

@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fastqt.options import DiagonalMode
+
+
+class Promised(Protocol):
+    """A tensor that can be computed; see `State`."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it, or what it is made of, has been computed."""
+
+    def computed(self) -> Tensor: ...
+
+    def detached(self) -> Promised: ...
 
 
 class Meaning:
@@ -21,11 +33,15 @@ class Meaning:
         dtype: of the tensor; None for that of the first promise that it is made of.
         name: of what it is, for the report.
         comes_first: whether its value is what the program gets, and not that of the program's functions.
+        is_matrix: whether it is of the cells of a score matrix.
+        waits: whether its promise becomes the tensor when anything is asked of it that no rule knows.
     """
 
     name = "scores"
     dtype: torch.dtype | None = None
     comes_first = False
+    is_matrix = True
+    waits = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,6 +69,7 @@ class Product:
         diagonal: what the cells (i, i) are, of a square matrix.
         stands_for: what the cells of the mask are, a number whose exp is 0 beside the others in its row.
         made_of: the program's own matrices, of which queries and candidates may be copies.
+        unit: queries and candidates at norm 1, of which the product is then; None for that of what they are.
     """
 
     queries: Tensor
@@ -63,6 +80,24 @@ class Product:
     diagonal: DiagonalMode = "keep"
     stands_for: float = -math.inf
     made_of: tuple[Tensor, Tensor] | None = None
+    unit: tuple[Promised, Promised] | None = None
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the rows are brought to norm 1 by whoever computes the product."""
+        return self.unit is not None
+
+    def of_rows(self) -> Product:
+        """The same as a product of rows that are there."""
+        if self.unit is None:
+            return self
+        queries, candidates = (x.computed() for x in self.unit)
+        return replace(self, queries=queries, candidates=candidates, unit=None, made_of=None)
+
+    def for_loss(self) -> Product:
+        """The same as a loss is to have it: of cosines where nobody has asked for the rows of norm 1."""
+        is_there = self.unit is not None and any(x.is_there for x in self.unit)
+        return self.of_rows() if is_there else self
 
     @property
     def is_plain(self) -> bool:
@@ -92,14 +127,16 @@ class Product:
             return None
         mask = None if self.mask is None else self.mask.T
         made_of = None if self.made_of is None else self.made_of[::-1]
-        return replace(self, queries=self.candidates, candidates=self.queries, mask=mask, made_of=made_of)
+        unit = None if self.unit is None else self.unit[::-1]
+        turned = {"queries": self.candidates, "candidates": self.queries, "mask": mask}
+        return replace(self, **turned, made_of=made_of, unit=unit)
 
-    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Product:
-        """The product with each of its numbers changed."""
-        scale, bias = (change(x) if isinstance(x, Tensor) else x for x in (self.scale, self.bias))
-        return replace(
-            self, queries=change(self.queries), candidates=change(self.candidates), scale=scale, bias=bias
-        )
+    def detached(self) -> Product:
+        """The same, through which no gradient flows."""
+        scale, bias = (x.detach() if isinstance(x, Tensor) else x for x in (self.scale, self.bias))
+        queries, candidates = self.queries.detach(), self.candidates.detach()
+        unit = None if self.unit is None else (self.unit[0].detached(), self.unit[1].detached())
+        return replace(self, queries=queries, candidates=candidates, scale=scale, bias=bias, unit=unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +166,7 @@ class Scores(Meaning):
         return block if len(self.blocks) == 1 and isinstance(block, Product) and self.row is None else None
 
     def detached(self) -> Scores:
-        blocks = tuple(
-            x.with_tensors(Tensor.detach) if isinstance(x, Product) else x.detach() for x in self.blocks
-        )
+        blocks = tuple(x.detached() if isinstance(x, Product) else x.detach() for x in self.blocks)
         return Scores(blocks, None if self.row is None else self.row.detach())
 
     def each(
@@ -194,7 +229,7 @@ class WeightedScores(Meaning):
 
     def sums(self) -> Tensor:
         """Of each row, (N,): the sum over the columns goes before the product with the query."""
-        p, dtype = self.of.first, torch.promote_types(self.weights.dtype, torch.float32)
+        p, dtype = self.of.first.of_rows(), torch.promote_types(self.weights.dtype, torch.float32)
         weights = self.weights.to(dtype)
         candidates = weights @ p.candidates.to(dtype)
         sums = (p.queries.to(dtype) * candidates).sum(1) * p.scale
@@ -245,6 +280,7 @@ class Diagonal(Meaning):
     """
 
     name = "diagonal"
+    is_matrix = False
     length: int
     cells: Callable[[], Tensor]
 
@@ -257,6 +293,38 @@ class Diagonal(Meaning):
 
     def value(self) -> Tensor | None:
         return self.cells()
+
+
+@dataclass(frozen=True, eq=False)
+class UnitRows(Meaning):
+    """Rows that a program brings to norm 1, times a number.
+
+    Attributes:
+        of: (N, D) the rows.
+        source: the program's own tensor of them.
+        factor: the number.
+        unit: the rows at norm 1, without the factor; None for those of the promise itself.
+        turned: whether it is the transposed matrix, (D, N).
+    """
+
+    name = "rows of norm 1"
+    is_matrix = False
+    waits = True
+    of: Tensor
+    source: Tensor
+    factor: float | Tensor = 1.0
+    unit: Promised | None = None
+    turned: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(self.of.shape)
+        return shape[::-1] if self.turned else shape
+
+    def detached(self) -> UnitRows:
+        factor = self.factor.detach() if isinstance(self.factor, Tensor) else self.factor
+        unit = None if self.unit is None else self.unit.detached()
+        return replace(self, of=self.of.detach(), factor=factor, unit=unit)
 
 
 def products(queries: Tensor, candidates: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

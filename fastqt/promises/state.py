@@ -12,6 +12,11 @@ from torch import Tensor
 from fastqt.promises.scores import Meaning
 
 Function = Callable[..., Any]
+_AS_NOW = contextlib.nullcontext()
+_CHANGED = (
+    "a tensor of a score matrix was changed in place outside of fastqt.fused() before the matrix was used; "
+    "use the matrix before, or put the change into the block"
+)
 _LISTS = (tuple, list)  # A union of both would be made anew in each of many calls.
 
 
@@ -35,6 +40,11 @@ def parts(x: Any) -> list[Any]:
         else:
             flat.append(y)
     return flat
+
+
+def autocast_of(device: str) -> torch.dtype | None:
+    """The dtype of autocast; None where it is disabled."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 class State:
@@ -68,43 +78,52 @@ class State:
         dtype = None if meaning is None else meaning.dtype
         is_number = dtype is None or dtype.is_floating_point
         self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
-        flat = parts((args, tuple(keywords.values())))
+        flat = parts((*args, *keywords.values()))
         self.inputs = [x for x in flat if isinstance(x, Tensor)]
         self.parents = [x for x in flat if isinstance(x, State)]
         self.sources = sources or self.inputs
         self.read = [*self.inputs, *sources]
         self.versions = [x._version for x in self.read]
         self.told: Callable[[str], None] | None = None
-        device = self.device.type
-        self.autocast = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-
-    @property
-    def device(self) -> torch.device:
-        return self.inputs[0].device if self.inputs else self.parents[0].device
+        self.device: torch.device = self.inputs[0].device if self.inputs else self.parents[0].device
+        self.autocast = autocast_of(self.device.type)
 
     @property
     def known(self) -> Meaning | None:
         """What is known of it, unless its tensor or one that it is made of has to be computed."""
-        if self.meaning is None or self.cells is not None:
+        if self.meaning is None or self.cells is not None or self.is_of_pinned():
             return None
-        return None if any(x.is_pinned for x in self.ancestors()) else self.meaning
+        return self.meaning
+
+    def is_of_pinned(self) -> bool:
+        """Whether it is made of a tensor that has to be computed."""
+        for parent in self.parents:
+            if parent.meaning is None or parent.is_of_pinned():
+                return True
+        return False
 
     @property
-    def is_pinned(self) -> bool:
-        return self.meaning is None
+    def is_there(self) -> bool:
+        """Whether its tensor, or one that it is made of, is computed."""
+        return self.cells is not None or any(x.is_there for x in self.parents)
 
-    def ancestors(self) -> Iterator[State]:
-        for parent in self.parents:
-            yield parent
-            yield from parent.ancestors()
+    def detached(self) -> State:
+        return State(Tensor.detach, (self,), {}, None)
 
-    def leaves(self) -> Iterator[Tensor]:
-        """What a gradient may flow to."""
+    def leaves(self) -> list[Tensor]:
+        """What a gradient may flow to, each once."""
+        leaves: dict[int, Tensor] = {}
+        self._note_leaves(leaves)
+        return list(leaves.values())
+
+    def _note_leaves(self, leaves: dict[int, Tensor]) -> None:
         if not self.is_differentiable:
             return
-        yield from self.sources
+        for x in self.sources:
+            if x.requires_grad:
+                leaves[id(x)] = x
         for parent in self.parents:
-            yield from parent.leaves()
+            parent._note_leaves(leaves)
 
     def reads(self) -> Iterator[Tensor]:
         """The tensors whose numbers its cells are made of."""
@@ -114,15 +133,14 @@ class State:
 
     def check(self) -> None:
         """Raises RuntimeError where an input has changed since the program called the function."""
-        changed = [x._version != version for x, version in zip(self.read, self.versions, strict=True)]
-        if any(changed) or any(x.is_changed for x in self.parents):
-            raise RuntimeError(
-                "a tensor of a score matrix was changed in place outside of fastqt.fused() before the matrix "
-                "was used; use the matrix before, or put the change into the block"
-            )
+        for x, version in zip(self.read, self.versions, strict=True):
+            if x._version != version:
+                raise RuntimeError(_CHANGED)
         for parent in self.parents:
             if parent.cells is None:
                 parent.check()
+            elif parent.is_changed:
+                raise RuntimeError(_CHANGED)
 
     def computed(self) -> Tensor:
         """The tensor, by the functions that the program has called."""
@@ -146,7 +164,7 @@ class State:
     def _take_what_is_known(self, meaning: Meaning) -> None:
         """Computes the tensor by what is known of it, if that is possible."""
         value = None
-        if not any(x.is_pinned for x in self.ancestors()):
+        if not self.is_of_pinned():
             with self.modes(grad=self.grad):
                 value = meaning.value()
         if value is not None:
@@ -154,11 +172,17 @@ class State:
         elif self.told is not None:
             self.told("")
 
-    @contextlib.contextmanager
-    def modes(self, *, grad: bool) -> Iterator[None]:
+    def modes(self, *, grad: bool) -> contextlib.AbstractContextManager[None]:
         """The modes of torch that there were when the program called the function."""
-        device, is_enabled, dtype = self.autocast
-        casts = torch.autocast(device, dtype=dtype, enabled=True) if is_enabled else contextlib.nullcontext()
+        is_same = grad is torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if is_same and autocast_of(self.device.type) is self.autocast:
+            return _AS_NOW
+        return self._other_modes(grad)
+
+    @contextlib.contextmanager
+    def _other_modes(self, grad: bool) -> Iterator[None]:
+        dtype = self.autocast
+        casts = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
         with torch.inference_mode(mode=False), torch.set_grad_enabled(grad), casts:
             yield
 

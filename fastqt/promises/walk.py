@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.promise import state_of as state_of
-from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, equal, products
+from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, UnitRows, equal, products
 from fastqt.promises.state import State, with_numbers
 
 CELLS_AT_ONCE = 2**20  # of a matrix that is walked over
@@ -124,6 +124,11 @@ def cells_of(state: State) -> Tensor | None:
     return None if counts_of(state) is not None else state.cells
 
 
+def is_product(state: State) -> bool:
+    """Whether it is made of no other matrices."""
+    return all(isinstance(x.first_meaning, UnitRows) for x in state.parents)
+
+
 def is_few(state: State) -> bool:
     """Whether it is a diagonal, whose cells are there."""
     return isinstance(state.first_meaning, Diagonal)
@@ -131,7 +136,7 @@ def is_few(state: State) -> bool:
 
 def kinds_of(state: State) -> frozenset[str]:
     """The windows through which parts of a state can be computed."""
-    if cells_of(state) is not None or not state.parents:
+    if cells_of(state) is not None or is_product(state):
         return ALL if len(shape_of(state)) == 2 else ROWS
     how = HOWS.get(state.function)
     if how is None:
@@ -202,7 +207,7 @@ class Parts:
         if cells is not None:
             return self.of_tensor(cells, window.index(cells, tuple(cells.shape)))
         with state.modes(grad=state.grad and torch.is_grad_enabled()):
-            if not state.parents:
+            if is_product(state):
                 part = self._of_product(state, window)
             else:
                 part = HOWS[state.function].part(self, state, window)
@@ -243,7 +248,7 @@ def _with_taken(part: Tensor, state: State, window: Window) -> Tensor:
 
 def product_of(state: State) -> Product:
     assert isinstance(state.first_meaning, Scores)
-    return state.first_meaning.first
+    return state.first_meaning.first.of_rows()
 
 
 def _sources(state: State, seen: set[int]) -> Iterator[Tensor]:
@@ -253,7 +258,7 @@ def _sources(state: State, seen: set[int]) -> Iterator[Tensor]:
     seen.add(id(state))
     if (cells := cells_of(state)) is not None:
         yield cells
-    elif not state.parents:
+    elif is_product(state):
         if state.grad:
             p = product_of(state)
             yield from (p.queries, p.candidates, *((p.scale,) if isinstance(p.scale, Tensor) else ()))
@@ -289,7 +294,7 @@ def _roots(state: State, seen: set[int]) -> Iterator[State]:
     if id(state) in seen or is_few(state):
         return
     seen.add(id(state))
-    if cells_of(state) is not None or not state.parents:
+    if cells_of(state) is not None or is_product(state):
         yield state
         return
     for parent in state.parents:
@@ -405,7 +410,8 @@ def walked(
 
 def matrix(x: Any) -> State | None:
     """The state of a promise that has parts, and no cells."""
-    if not isinstance(x, Promise) or known(x) is None or known(x, Diagonal) is not None:
+    meaning = known(x)
+    if meaning is None or not meaning.is_matrix:
         return None
     state = x.box.state
     return state if kinds_of(state) else None
