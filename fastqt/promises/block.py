@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from types import TracebackType
@@ -21,10 +20,10 @@ from fastqt.promises import selections as selections
 from fastqt.promises import unit
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.products import PRODUCTS, Side, product_of
-from fastqt.promises.promise import Promise, Watch, called, changes_in_place, promised, states
+from fastqt.promises.promise import Promise, Watch, called, changes_in_place, promised, state_of
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Scores
-from fastqt.promises.state import State, mapped, parts
+from fastqt.promises.state import State, parts
 from fastqt.promises.unit import NORMALIZED, unit_rows
 from fastqt.torch_modes import is_transformed
 
@@ -72,19 +71,21 @@ class fused:  # noqa: N801  # used as a function is: `with fastqt.fused():`, `@f
 
     def __init__(self, *, strict: bool = False, least_cells: int = LEAST_CELLS) -> None:
         self.strict, self.least_cells = strict, least_cells
-        self._stacks: list[contextlib.ExitStack] = []
+        self._modes: list[_Mode] = []
 
     def __enter__(self) -> Report:
         mode = _Mode(strict=self.strict, least_cells=self.least_cells)
-        self._stacks.append(contextlib.ExitStack())
-        self._stacks[-1].push(mode.ended)
-        self._stacks[-1].enter_context(mode)
+        self._modes.append(mode)
+        mode.__enter__()
         return mode.report
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stacks.pop().__exit__(kind, error, trace)
+        mode = self._modes.pop()
+        mode.__exit__(kind, error, trace)
+        if kind is None:
+            mode.ended()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -125,7 +126,7 @@ class _Mode(TorchFunctionMode):
         return answer
 
     def _of_promises(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        if directions.is_seen_from_outside(func):
+        if func in directions.SEEN_FROM_OUTSIDE:
             return called(func, args, kwargs, self.watch)
         waiting = [x for x in parts((*args, *kwargs.values())) if directions.waits(x)]
         if waiting:
@@ -149,11 +150,10 @@ class _Mode(TorchFunctionMode):
         directions.become_tensors([x.box for x in waiting])
         return self.__torch_function__(func, (), args, kwargs)
 
-    def ended(self, kind: type[BaseException] | None, *error: object) -> None:
+    def ended(self) -> None:
         """Computes the losses and rows that have waited in vain."""
-        if kind is None:
-            waiting = [x for x in self.watch.live if x.state.meaning is not None and x.state.meaning.waits]
-            directions.become_tensors(waiting)
+        waiting = [x for x in self.watch.live if x.promise is not None]
+        directions.become_tensors(waiting)
 
     def _before_change(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Computes what is still promised of tensors whose memory a function is about to change."""
@@ -187,9 +187,7 @@ class _Mode(TorchFunctionMode):
             return None
         sources = tuple(x for side in sides for x in side.sources)
         meaning = Scores((product_of(*sides),))
-        keywords = {name: mapped(x, states) for name, x in kwargs.items()}
-        state = State(func, mapped(args, states), keywords, meaning, sources)
-        promise = promised(state, meaning.first.queries.dtype)
+        promise = promised(state_of(func, args, kwargs, meaning, sources), meaning.first.queries.dtype)
         self.watch.live.add(promise.box)
         return promise
 

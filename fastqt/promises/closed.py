@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastqt.promises.promise import RULES, Promise, View, known
-from fastqt.promises.scores import Exponentials, Meaning, Product, Scores, is_number
+from fastqt.promises.scores import Exponentials, Meaning, Product, Scores, is_number, replace
 
 T = Tensor
 rule = RULES.rule

@@ -10,6 +10,7 @@ promise then becomes the tensor.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastqt.losses.clip import sums_of_directions
-from fastqt.promises.promise import Box, Promise, Watch, has_own_node, promised
+from fastqt.promises.promise import Box, Promise, Watch, has_own_node, promised, state_of
 from fastqt.promises.scores import Meaning, Product, UnitRows, equal, is_number
 from fastqt.promises.state import State
 
@@ -27,7 +28,7 @@ _ARITHMETIC = {
     getattr(where, name) for name in ("add", "sub", "mul", "div", "neg") for where in (T, torch)
 } | {T.__add__, T.__radd__, T.__sub__, T.__rsub__, T.__mul__, T.__rmul__, T.__truediv__, T.__neg__}
 # What a promise is asked without being computed.
-_SEEN_FROM_OUTSIDE = {
+SEEN_FROM_OUTSIDE = {
     getattr(T, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")
 } | {T.size, T.dim, T.numel, T.__len__, T.is_floating_point}
 
@@ -115,10 +116,12 @@ def begun(promise: Promise, function: str, watch: Watch) -> Promise:
     state, loss = promise.box.state, loss_of(promise.box)
     assert loss is not None
     state.told = _reporter(loss, function, watch)
-    for box in watch.live:
-        other = loss_of(box)
-        if other is None or box is promise.box or box.is_shared or box.state.cells is not None:
+    earlier, watch.losses = watch.losses, [weakref.ref(promise.box)]
+    for box in (x() for x in earlier):
+        other = None if box is None else loss_of(box)
+        if box is None or other is None or box.is_shared or box.state.cells is not None:
             continue
+        watch.losses.append(weakref.ref(box))
         is_other = other.is_other_direction(loss) and box.state.modes_are(state)
         if is_other and _computed_together(box.state, other, state, loss):
             become_tensors([box, promise.box])
@@ -165,25 +168,22 @@ def combined(
     function: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch
 ) -> Promise | None:
     """The program's arithmetic of losses that wait, which waits too; None for what has to be computed."""
-    if function not in _ARITHMETIC or kwargs or not all(waits(x) or is_number(x) for x in args):
+    if function not in _ARITHMETIC or kwargs:
         return None
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    first = tensors[0]
+    losses = [x for x in args if type(x) is Promise]
+    if not all(is_number(x) if type(x) is not Promise else waits(x) for x in args):
+        return None
     with torch._C.DisableTorchFunctionSubclass():
-        fits = all(x.dtype == first.dtype and x.device == first.device and not x.dim() for x in tensors)
-        dtype = first.dtype
-    if not fits or all(x.box.state.cells is not None for x in args if waits(x)):
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        dtype, device = tensors[0].dtype, tensors[0].device
+        fits = all(x.dtype == dtype and x.device == device and not x.dim() for x in tensors)
+    if not fits or all(x.box.state.cells is not None for x in losses):
         return None
-    states = tuple(x.box.state if waits(x) else x for x in args)
-    promise = promised(State(function, states, {}, Waiting(size=(), dtype=dtype)), dtype)
+    promise = promised(state_of(function, args, {}, Waiting(size=(), dtype=dtype)), dtype)
     # The program may keep nothing else of the losses, which another direction may find.
-    promise.box.parts = [x.box for x in args if waits(x)]
+    promise.box.parts = [x.box for x in losses]
     watch.live.add(promise.box)
     return promise
-
-
-def is_seen_from_outside(function: Callable[..., Any]) -> bool:
-    return function in _SEEN_FROM_OUTSIDE
 
 
 def become_tensors(boxes: list[Box]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from fastqt.promises.scores import (
     Weighted,
     WeightedScores,
     equal,
+    replace,
     width,
 )
 from fastqt.targets import Pairs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fastqt.promises.notes import unturned, without_factor
 from fastqt.promises.promise import Promise
-from fastqt.promises.scores import Product, Promised, equal
+from fastqt.promises.scores import Product, Promised, equal, replace
 from fastqt.promises.state import autocast_of
 from fastqt.promises.unit import rows_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -50,12 +50,12 @@ class Box:
 
     def __init__(self, state: State, base: Box | None) -> None:
         self.state, self.base = state, base
-        self.views: weakref.WeakSet[Box] = weakref.WeakSet()
+        self.views: Iterable[Box] = ()
         self.promise: weakref.ref[Promise] | None = None
         self.parts: list[Box] = []
         self.is_shared = False
         if base is not None:
-            base.views.add(self)
+            base.views = weakref.WeakSet((*base.views, self))
 
 
 class Promise(Tensor):
@@ -124,8 +124,7 @@ def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promi
     """A promise of a state whose meaning is known."""
     assert state.meaning is not None
     box = Box(state, base)
-    leaves = state.leaves()
-    shape = state.meaning.shape
+    leaves, shape = state.leaves, state.meaning.shape
     promise = _anchored(box, shape, dtype, *leaves) if leaves else Promise(box, shape, dtype)
     if state.meaning.waits:
         box.promise = weakref.ref(promise)
@@ -202,12 +201,14 @@ class Watch:
     Attributes:
         report: of the block; None outside.
         live: the promises of the block.
+        losses: those that may wait for another direction.
         strict: whether cells that are computed are an error.
     """
 
     def __init__(self, report: Report | None = None, *, strict: bool = False) -> None:
         self.report, self.strict = report, strict
         self.live: weakref.WeakSet[Box] = weakref.WeakSet()
+        self.losses: list[weakref.ref[Box]] = []
 
     def fused(self, function: str, by: str) -> None:
         if self.report is not None:
@@ -231,6 +232,7 @@ class Watch:
 
 
 SILENT = Watch()
+_LISTS = (tuple, list)
 
 
 def known(x: Any, kind: type[Any] = Meaning) -> Any:
@@ -238,10 +240,7 @@ def known(x: Any, kind: type[Any] = Meaning) -> Any:
     if not isinstance(x, Promise):
         return None
     meaning = x.box.state.known
-    if meaning is None or not isinstance(meaning, kind):
-        return None
-    x.box.state.check()
-    return meaning
+    return meaning if isinstance(meaning, kind) else None
 
 
 def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
@@ -268,6 +267,9 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
             value = answer.value()
             answer = NotImplemented if value is None else value
         if answer is not NotImplemented:
+            if not isinstance(answer, Meaning | View):
+                for x in promises:
+                    x.box.state.check()
             if RULES.taken:
                 watch.fused(name, RULES.taken)
             return answered(answer, func, args, kwargs, watch)
@@ -307,14 +309,21 @@ def _changes_its_first(func: Function) -> bool:
     return named or operator or name in ("__setitem__", "__set__")
 
 
-def states(x: Any) -> Any:
-    return x.box.state if isinstance(x, Promise) else x
+def states(args: Any) -> Any:
+    """Arguments of a function with states in place of promises."""
+    several = [
+        x.box.state if type(x) is Promise else states(x) if isinstance(x, _LISTS) else x for x in args
+    ]
+    return several if isinstance(args, list) else tuple(several)
 
 
-def state_of(func: Function, args: Any, kwargs: dict[str, Any], meaning: Meaning) -> State:
-    keywords = {key: mapped(x, states) for key, x in kwargs.items()}
+def state_of(
+    func: Function, args: Any, kwargs: dict[str, Any], meaning: Meaning, sources: tuple[Tensor, ...] = ()
+) -> State:
+    """The state of what a function makes of arguments, of which this is known."""
+    keywords = dict(zip(kwargs, states(kwargs.values()), strict=True)) if kwargs else {}
     meaning = meaning if torch.is_grad_enabled() else meaning.detached()
-    return State(func, mapped(args, states), keywords, meaning)
+    return State(func, states(args), keywords, meaning, sources)
 
 
 def answered(answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:

@@ -15,7 +15,8 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1
 class Event(NamedTuple):
     """A line of a program, and what it did with a score matrix."""
 
-    line: str  # file:number
+    file: str  # and the number of its line
+    number: int
     function: str  # that it called
     by: str  # the call of fastqt that took its place; "" where the cells were computed
     bytes_of_cells: int  # that were computed
@@ -41,7 +42,7 @@ class Report:
         return sum(count for event, count in self._events.items() if not event.by)
 
     def add(self, function: str, by: str = "", bytes_of_cells: int = 0) -> Event:
-        event = Event(_line_of_user(), function, by, bytes_of_cells)
+        event = Event(*_line_of_user(), function, by, bytes_of_cells)
         self._events[event] += 1
         return event
 
@@ -62,14 +63,15 @@ class Report:
 
 def _told(event: Event, count: int) -> str:
     times = f", {count} times" if count > 1 else ""
+    line = f"{Path(event.file).name}:{event.number}"
     if event.by:
-        return f"{event.line}: {event.function} fused into {event.by}{times}"
+        return f"{line}: {event.function} fused into {event.by}{times}"
     size = event.bytes_of_cells / 2**20
-    return f"{event.line}: {event.function} wanted the score matrix, {size:.1f} MiB{times}"
+    return f"{line}: {event.function} wanted the score matrix, {size:.1f} MiB{times}"
 
 
-def _line_of_user() -> str:
+def _line_of_user() -> tuple[str, int]:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return frame.f_code.co_filename, frame.f_lineno

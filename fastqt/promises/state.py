@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class State:
         taken: cells (rows, columns, numbers) that a program has, which keep these numbers.
         kinds: of its parts that can be computed; see `walk`.
         is_differentiable: whether a gradient may flow through it.
-        sources: the tensors that its inputs are made of, of which its meaning is; its inputs unless given.
+        leaves: the tensors to which its gradient flows.
         told: of a loss that waits, is told what computes it in place of itself; "" for the cells.
     """
 
@@ -69,6 +69,7 @@ class State:
         meaning: Meaning | None,
         sources: tuple[Tensor, ...] = (),
     ) -> None:
+        """With what its inputs are made of, where its meaning is of that; a gradient flows there."""
         self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
         self.cells: Tensor | None = None
         self.first_meaning = meaning
@@ -78,15 +79,29 @@ class State:
         dtype = None if meaning is None else meaning.dtype
         is_number = dtype is None or dtype.is_floating_point
         self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
-        flat = parts((*args, *keywords.values()))
-        self.inputs = [x for x in flat if isinstance(x, Tensor)]
-        self.parents = [x for x in flat if isinstance(x, State)]
-        self.sources = sources or self.inputs
+        self.inputs: list[Tensor] = []
+        self.parents: list[State] = []
+        for x in parts((*args, *keywords.values()) if keywords else args):
+            if isinstance(x, State):
+                self.parents.append(x)
+            elif isinstance(x, Tensor):
+                self.inputs.append(x)
         self.read = [*self.inputs, *sources]
         self.versions = [x._version for x in self.read]
+        self.leaves = self._leaves(sources or self.inputs) if self.is_differentiable else []
         self.told: Callable[[str], None] | None = None
         self.device: torch.device = self.inputs[0].device if self.inputs else self.parents[0].device
         self.autocast = autocast_of(self.device.type)
+
+    def _leaves(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """What a gradient may flow to, each once: what its inputs are made of, and its parents."""
+        leaves = [x for x in sources if x.requires_grad]
+        several = [x.leaves for x in self.parents if x.leaves]
+        if len(several) == 1 and not leaves:
+            return several[0]
+        for others in several:
+            leaves += others
+        return list({id(x): x for x in leaves}.values())
 
     @property
     def known(self) -> Meaning | None:
@@ -98,7 +113,7 @@ class State:
     def is_of_pinned(self) -> bool:
         """Whether it is made of a tensor that has to be computed."""
         for parent in self.parents:
-            if parent.meaning is None or parent.is_of_pinned():
+            if parent.meaning is None or (parent.parents and parent.is_of_pinned()):
                 return True
         return False
 
@@ -109,21 +124,6 @@ class State:
 
     def detached(self) -> State:
         return State(Tensor.detach, (self,), {}, None)
-
-    def leaves(self) -> list[Tensor]:
-        """What a gradient may flow to, each once."""
-        leaves: dict[int, Tensor] = {}
-        self._note_leaves(leaves)
-        return list(leaves.values())
-
-    def _note_leaves(self, leaves: dict[int, Tensor]) -> None:
-        if not self.is_differentiable:
-            return
-        for x in self.sources:
-            if x.requires_grad:
-                leaves[id(x)] = x
-        for parent in self.parents:
-            parent._note_leaves(leaves)
 
     def reads(self) -> Iterator[Tensor]:
         """The tensors whose numbers its cells are made of."""

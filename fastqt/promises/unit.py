@@ -8,7 +8,6 @@ them, they become the tensors that its own functions give.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from fastqt.norms import LEAST_NORM
 from fastqt.promises import closed
 from fastqt.promises.notes import are_norms
 from fastqt.promises.promise import Promise, View, Watch, answered, known
-from fastqt.promises.scores import UnitRows, is_number
+from fastqt.promises.scores import UnitRows, is_number, replace
 from fastqt.promises.state import autocast_of
 from fastqt.torch_modes import PLAIN
 
