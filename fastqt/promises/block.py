@@ -20,7 +20,7 @@ from fastqt.promises import selections as selections
 from fastqt.promises import unit
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.products import PRODUCTS, Side, product_of
-from fastqt.promises.promise import Promise, Watch, called, changes_in_place, promised, state_of
+from fastqt.promises.promise import Promise, Watch, called, changes_in_place, promised, promises_in, state_of
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Scores
 from fastqt.promises.state import State, parts
@@ -111,8 +111,9 @@ class _Mode(TorchFunctionMode):
         if changes_in_place(func, kwargs):
             self._before_change(args, kwargs)
         # The types are those of some arguments only, where one of them is a list.
-        if _has_promise(args) or (kwargs and _has_promise(tuple(kwargs.values()))):
-            return self._of_promises(func, args, kwargs)
+        promises = promises_in(args, kwargs.values())
+        if promises:
+            return self._of_promises(func, args, kwargs, promises)
         promise = None
         if func in PRODUCTS:
             promise = self._product(func, args, kwargs)
@@ -125,10 +126,12 @@ class _Mode(TorchFunctionMode):
             note(func, args, kwargs, answer)
         return answer
 
-    def _of_promises(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def _of_promises(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], promises: list[Promise]
+    ) -> Any:
         if func in directions.SEEN_FROM_OUTSIDE:
             return called(func, args, kwargs, self.watch)
-        waiting = [x for x in parts((*args, *kwargs.values())) if directions.waits(x)]
+        waiting = [x for x in promises if directions.waits(x)]
         if waiting:
             return self._of_waiting(func, args, kwargs, waiting)
         answer = called(func, args, kwargs, self.watch)
@@ -142,7 +145,7 @@ class _Mode(TorchFunctionMode):
         """What a function gives of losses and rows that wait, which may end that."""
         promise = self._product(func, args, kwargs) if func in PRODUCTS else None
         if promise is None:
-            promise = unit.changed(func, args, kwargs, self.watch)
+            promise = unit.changed(func, args, kwargs, self.watch, waiting[0])
         if promise is None:
             promise = directions.combined(func, args, kwargs, self.watch)
         if promise is not None:
@@ -172,7 +175,7 @@ class _Mode(TorchFunctionMode):
     def _rows(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Promise | None:
         """The promise of rows that a function brings to norm 1; None where it does something else."""
         rows = unit_rows(func, args, kwargs)
-        if rows is None or len(rows.of) ** 2 < self.least_cells:
+        if rows is None or rows.of.shape[0] ** 2 < self.least_cells:
             return None
         if torch.is_inference_mode_enabled() or is_transformed():
             return None
@@ -192,19 +195,10 @@ class _Mode(TorchFunctionMode):
         return promise
 
 
-def _has_promise(x: Any) -> bool:
-    """Whether there is a promise in a list or in those that it holds."""
-    for y in x:
-        kind = type(y)
-        if kind is Promise or (issubclass(kind, (list, tuple)) and _has_promise(y)):
-            return True
-    return False
-
-
 def _are_promised(queries: Side, candidates: Side, least_cells: int) -> bool:
     """Whether a product of these rows is a promise."""
     a, b = queries.rows, candidates.rows
-    if len(a) * len(b) < least_cells or a.shape[1] != b.shape[1] or a.dtype is not b.dtype:
+    if a.shape[0] * b.shape[0] < least_cells or a.shape[1] != b.shape[1] or a.dtype is not b.dtype:
         return False
     if not a.is_floating_point() or a.device != b.device or (queries.unit is None) is not (candidates.unit is None):
         return False

@@ -84,7 +84,7 @@ class PairLoss(Waiting):
 
 def can_wait(p: Product | None) -> bool:
     """Whether both directions of a product can be computed together."""
-    if p is None or len(p.queries) != len(p.candidates) or len(p.queries) < 2:
+    if p is None or p.queries.shape[0] != p.candidates.shape[0] or p.queries.shape[0] < 2:
         return False
     is_positive = isinstance(p.scale, Tensor) or p.scale > 0
     return p.is_plain and not isinstance(p.bias, Tensor) and is_positive
@@ -133,7 +133,7 @@ def _reporter(loss: PairLoss, function: str, watch: Watch) -> Callable[[str], No
     """Reports a loss as computed by itself, and gives what corrects that."""
     assert watch.report is not None
     report, event = watch.report, watch.report.add(function, by="fastqt.contrastive_loss")
-    shape, size = (len(loss.product.queries),) * 2, loss.product.queries.element_size()
+    shape, size = (loss.product.queries.shape[0],) * 2, loss.product.queries.element_size()
 
     def told(by: str) -> None:
         if by:

@@ -128,7 +128,7 @@ def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction
     columns = columns_of(scores)
     if columns is None:
         return NotImplemented
-    if _are_pairs(columns, target, ignore_index):
+    if not columns.first and _are_pairs(columns.product, target, ignore_index):
         return _loss_of_pairs(scores, columns, reduction)
 
     product, first = columns.product, columns.first
@@ -153,17 +153,17 @@ def _whole(reduction: str) -> str:
 
 
 def _loss_of_pairs(scores: Scores, columns: Columns, reduction: str) -> Any:
-    loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=_whole(reduction))
-    return _finished(loss, scores, len(columns.product.queries), reduction)
+    loss = _computed(contrastive_loss, **columns.options, targets=Pairs(), reduction=reduction)
+    return loss if loss is NotImplemented else _with_rows(loss, scores)
 
 
-def _are_pairs(columns: Columns, target: Tensor, ignore_index: int) -> bool:
+def _are_pairs(product: Product, target: Tensor, ignore_index: int) -> bool:
     """Whether the target of each row is the candidate of its index, and every row has one."""
-    product = columns.product
-    if columns.first or len(product.candidates) < len(target) or not are_row_numbers(target):
+    N = target.shape[0]
+    if product.candidates.shape[0] < N or not are_row_numbers(target):
         return False
     is_free = product.is_plain or (product.mask is not None and not bool(product.mask.diagonal().any()))
-    return ignore_index not in range(len(target)) and product.diagonal == "keep" and is_free
+    return not 0 <= ignore_index < N and product.diagonal == "keep" and is_free
 
 
 def _promised_loss(
@@ -177,12 +177,12 @@ def _promised_loss(
         return loss if loss is NotImplemented else loss.to(dtype)
 
     p = scores.alone
-    columns = columns_of(scores) if can_wait(p) and reduction in ("mean", "sum") else None
-    if p is None or columns is None or is_transformed() or not _are_pairs(columns, target, ignore_index):
+    waits = can_wait(p) and reduction in ("mean", "sum") and not is_transformed()
+    if p is None or not waits or not _are_pairs(p, target, ignore_index):
         return in_dtype(loss_of_targets(scores, target, ignore_index, reduction))
 
     def reduced(total: Tensor) -> Tensor:
-        loss: Tensor = _finished(total, scores, len(target), reduction).to(dtype)
+        loss: Tensor = _finished(total, scores, target.shape[0], reduction).to(dtype)
         return loss
 
     def alone() -> Any:

@@ -101,7 +101,10 @@ def are_row_numbers(x: Tensor) -> bool:
     """Whether the numbers are 0 to n - 1; without waiting for a device where the block saw them made."""
     if _noted(x) == x._version:
         return True
-    return torch.equal(x, torch.arange(len(x), device=x.device))
+    are_numbers = torch.equal(x, torch.arange(x.shape[0], device=x.device))
+    if are_numbers:
+        _keep(x, x._version)
+    return are_numbers
 
 
 def are_norms(x: Any, of: Tensor) -> bool:

@@ -43,13 +43,14 @@ class Box:
     Attributes:
         base: that of the promise of which this is a view.
         views: the views that there are.
+        dtype: of the tensor.
         promise: of what waits.
         parts: those of the losses of which a number is made.
         is_shared: whether a function of autograd has the promise, so that gradients have to go to its node.
     """
 
-    def __init__(self, state: State, base: Box | None) -> None:
-        self.state, self.base = state, base
+    def __init__(self, state: State, dtype: torch.dtype, base: Box | None) -> None:
+        self.state, self.dtype, self.base = state, dtype, base
         self.views: Iterable[Box] = ()
         self.promise: weakref.ref[Promise] | None = None
         self.parts: list[Box] = []
@@ -123,7 +124,7 @@ class _Anchor(torch.autograd.Function):
 def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promise:
     """A promise of a state whose meaning is known."""
     assert state.meaning is not None
-    box = Box(state, base)
+    box = Box(state, dtype, base)
     leaves, shape = state.leaves, state.meaning.shape
     promise = _anchored(box, shape, dtype, *leaves) if leaves else Promise(box, shape, dtype)
     if state.meaning.waits:
@@ -243,16 +244,31 @@ def known(x: Any, kind: type[Any] = Meaning) -> Any:
     return meaning if isinstance(meaning, kind) else None
 
 
+def promises_in(*several: Iterable[Any]) -> list[Promise]:
+    """The promises in lists, and in those that they hold."""
+    promises: list[Promise] = []
+    for x in several:
+        for y in x:
+            if type(y) is Promise:
+                promises.append(y)
+            elif y is not None and isinstance(y, _LISTS):
+                promises += promises_in(y)
+    return promises
+
+
 def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
     """What a function gives of arguments among which are promises."""
     if func in _ANSWERED and (not isinstance(args[0], Promise) or args[0].box.state.meaning is not None):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    promises = [x for x in parts((*args, *kwargs.values())) if type(x) is Promise]
-    if any(x.box.is_shared or not has_own_node(x) for x in promises):
-        args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
-        if not any(type(x) is Promise for x in parts((*args, *kwargs.values()))):
-            return func(*args, **kwargs)
+    promises = promises_in(args, kwargs.values())
+    for x in promises:
+        if x.box.is_shared or not has_own_node(x):
+            args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
+            promises = promises_in(args, kwargs.values())
+            break
+    if not promises:
+        return func(*args, **kwargs)
     name = getattr(func, "__name__", str(func))
     if func in _PINS and isinstance(args[0], Promise):
         args[0].box.state.computed()
@@ -272,7 +288,7 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
                     x.box.state.check()
             if RULES.taken:
                 watch.fused(name, RULES.taken)
-            return answered(answer, func, args, kwargs, watch)
+            return answered(answer, func, args, kwargs, watch, promises[0])
 
     def cells(x: Any) -> Any:
         if not isinstance(x, Promise):
@@ -326,16 +342,16 @@ def state_of(
     return State(func, states(args), keywords, meaning, sources)
 
 
-def answered(answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
-    """What a program gets for a rule's answer."""
+def answered(
+    answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, first: Promise
+) -> Any:
+    """What a program gets for a rule's answer to a function whose first promise is this one."""
     base = None
     if isinstance(answer, View):
-        answer = answer.meaning
-        base = next(x.box for x in args if isinstance(x, Promise))
+        answer, base = answer.meaning, first.box
     if not isinstance(answer, Meaning):
         return answer
-    dtype = answer.dtype or next(x.dtype for x in parts(args) if isinstance(x, Promise))
-    promise = promised(state_of(func, args, kwargs, answer), dtype, base)
+    promise = promised(state_of(func, args, kwargs, answer), answer.dtype or first.box.dtype, base)
     watch.live.add(promise.box)
     return promise
 

@@ -344,7 +344,7 @@ def products(queries: Tensor, candidates: Tensor, rows: Tensor, columns: Tensor)
 
 
 def width(block: Product | Tensor) -> int:
-    return len(block.candidates) if isinstance(block, Product) else block.shape[1]
+    return block.candidates.shape[0] if isinstance(block, Product) else block.shape[1]
 
 
 def equal(a: float | Tensor, b: float | Tensor) -> bool:

@@ -82,9 +82,9 @@ class State:
         self.inputs: list[Tensor] = []
         self.parents: list[State] = []
         for x in parts((*args, *keywords.values()) if keywords else args):
-            if isinstance(x, State):
+            if type(x) is State:
                 self.parents.append(x)
-            elif isinstance(x, Tensor):
+            elif x is not None and isinstance(x, Tensor):
                 self.inputs.append(x)
         self.read = [*self.inputs, *sources]
         self.versions = [x._version for x in self.read]
@@ -95,13 +95,14 @@ class State:
 
     def _leaves(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """What a gradient may flow to, each once: what its inputs are made of, and its parents."""
-        leaves = [x for x in sources if x.requires_grad]
-        several = [x.leaves for x in self.parents if x.leaves]
-        if len(several) == 1 and not leaves:
-            return several[0]
-        for others in several:
-            leaves += others
-        return list({id(x): x for x in leaves}.values())
+        leaves = {}
+        for x in sources:
+            if x.requires_grad:
+                leaves[id(x)] = x
+        for parent in self.parents:
+            for x in parent.leaves:
+                leaves[id(x)] = x
+        return list(leaves.values())
 
     @property
     def known(self) -> Meaning | None:

@@ -90,8 +90,10 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def changed(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch) -> Promise | None:
+def changed(
+    func: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch, first: Promise
+) -> Promise | None:
     """The promise that a function makes of promised rows; None where they have to be there."""
     rule = _RULES.get(func)
     answer = NotImplemented if rule is None or kwargs else rule(*args)
-    return None if answer is NotImplemented else answered(answer, func, args, kwargs, watch)
+    return None if answer is NotImplemented else answered(answer, func, args, kwargs, watch, first)
