@@ -184,52 +184,69 @@ def _of_ranks(call: Arguments, shards: Shards, a: Tensor, b: Tensor) -> Tensor:
     return collectives.reduced(local, reduction, N, group)
 
 
-def sums_of_directions(
-    a: Tensor, b: Tensor, *, scale: float | Tensor, normalize: bool = False
+def losses_of_directions(
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale: float | Tensor,
+    normalize: bool = False,
+    counts: tuple[int, int] = (1, 1),
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """The sums of the losses of a's rows among b's and of b's rows among a's, from one score matrix.
+    """The losses of a's rows among b's and of b's rows among a's, from one score matrix.
 
-    Any weights may be given to either, where `clip_loss` has the mean of both. None where no engine has a
-    walk of both directions. Of at least two pairs, without any other check of the arguments.
+    Each is the sum over its rows, divided by a count, in `dtype` or that of accumulation. Any weights may be
+    given to either, where `clip_loss` has the mean of both. None where no engine has a walk of both
+    directions. Of at least two pairs, without any other check of the arguments.
     """
     if is_traced(a, b) or is_transformed():
         return None
     p = ClipProblem(a, b, scale, normalize=normalize, pairs=len(a))
     kind = plans.kind_of(ClipProblem, a, b, None)
-    kind = None if kind is None else (kind, "sums of directions")
-    engine, dtype, computed, _ = plans.kept(kind) or plans.plan(kind, p, None)
+    kind = None if kind is None else (kind, "both directions")
+    engine, read, computed, _ = plans.kept(kind) or plans.plan(kind, p, None)
     if engine.eager:
         return None
-    p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
+    p.queries, p.candidates = a.to(read).to(computed), b.to(read).to(computed)
     _normalize_for(engine, p, computed)
     number, tensors = (1.0, (scale,)) if isinstance(scale, Tensor) else (scale, ())
-    return _sums_of_directions(engine, p.normalize, number, p.queries, p.candidates, *tensors)
+    how = engine, p.normalize, number, counts
+    return _losses_of_directions(how, dtype, p.queries, p.candidates, *tensors)
 
 
-class _SumsOfDirections(torch.autograd.Function):
+class _LossesOfDirections(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, engine: Engine, normalize: bool, number: float, a: Tensor, b: Tensor, *scale: Tensor
+        ctx: Any,
+        how: tuple[Engine, bool, float, tuple[int, int]],
+        dtype: torch.dtype | None,
+        a: Tensor,
+        b: Tensor,
+        *scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.how = engine, normalize, number
+        ctx.how = engine, normalize, number, counts = how
         p = _pairs(normalize, number, a, b, scale)
         p.keeps = any(ctx.needs_input_grad)
         positive, *others = engine.computation(p).sums(p)
         leads = torch.stack(others).sub_(positive)
         ctx.save_for_backward(a, b, *others, leads, p.kept, *scale)
         # A softplus keeps the digits of a loss that has converged.
-        of_rows, of_columns = F.softplus(leads, threshold=50)
-        return of_rows.sum(), of_columns.sum()
+        of_rows, of_columns = (
+            x.sum().div_(count).to(dtype or x.dtype)
+            for x, count in zip(F.softplus(leads, threshold=50), counts, strict=True)
+        )
+        return of_rows, of_columns
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         check_backward("fastqt.fused", *upstream)
-        engine, normalize, number = ctx.how
+        engine, normalize, number, counts = ctx.how
         a, b, of_rows, of_columns, leads, kept, *scale = ctx.saved_tensors
         p = _pairs(normalize, number, a, b, scale)
         p.kept = kept
-        weights = leads.sigmoid().mul_(torch.stack(upstream)[:, None])
-        _, _, _, *wanted = ctx.needs_input_grad
+        of_losses = torch.stack([x / count for x, count in zip(upstream, counts, strict=True)])
+        weights = leads.sigmoid().mul_(of_losses[:, None])
+        _, _, *wanted = ctx.needs_input_grad
         found = engine.computation(p).gradients_from(
             p,
             ClipSide(of_rows, weights[0]),
@@ -238,7 +255,7 @@ class _SumsOfDirections(torch.autograd.Function):
             Needs(queries=wanted[0], candidates=wanted[1], scale=any(wanted[2:])),
         )
         of_scale = [None if found.scale is None else found.scale.to(x) for x in scale]
-        return None, None, None, found.queries, found.candidates, *of_scale
+        return None, None, found.queries, found.candidates, *of_scale
 
 
 def _pairs(normalize: bool, number: float, a: Tensor, b: Tensor, scale: Sequence[Tensor]) -> ClipProblem:
@@ -246,4 +263,4 @@ def _pairs(normalize: bool, number: float, a: Tensor, b: Tensor, scale: Sequence
 
 
 # torch gives `apply` no types.
-_sums_of_directions: Callable[..., tuple[Tensor, Tensor]] = _SumsOfDirections.apply
+_losses_of_directions: Callable[..., tuple[Tensor, Tensor]] = _LossesOfDirections.apply

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.losses.clip import sums_of_directions
+from fastqt.losses.clip import losses_of_directions
 from fastqt.promises.promise import Box, Promise, Watch, has_own_node, promised, state_of
 from fastqt.promises.scores import Meaning, Product, UnitRows, equal, is_number
 from fastqt.promises.state import State
@@ -56,12 +56,12 @@ class PairLoss(Waiting):
     """The cross-entropy of each row of a product with the candidate of its index.
 
     Attributes:
-        reduced: makes the program's tensor of the sum of the rows' losses.
+        count: by which the sum of the rows' losses is divided.
         alone: computes the program's tensor; NotImplemented where the cells are needed.
     """
 
     product: Product
-    reduced: Callable[[Tensor], Tensor]
+    count: int
     alone: Callable[[], Any]
 
     def detached(self) -> PairLoss:
@@ -74,6 +74,8 @@ class PairLoss(Waiting):
     def is_other_direction(self, other: PairLoss) -> bool:
         p, q = self.product.for_loss(), other.product.for_loss().transposed()
         if q is None or not equal(p.scale, q.scale) or p.is_cosine is not q.is_cosine:
+            return False
+        if self.dtype is not other.dtype:
             return False
         have_gradients = all(
             x.requires_grad == y.requires_grad
@@ -151,11 +153,18 @@ def _computed_together(first: State, loss: PairLoss, second: State, other: PairL
     first.check()
     try:
         with first.modes(grad=first.grad):
-            both = sums_of_directions(p.queries, p.candidates, scale=p.scale, normalize=p.is_cosine)
+            both = losses_of_directions(
+                p.queries,
+                p.candidates,
+                scale=p.scale,
+                normalize=p.is_cosine,
+                counts=(loss.count, other.count),
+                dtype=loss.dtype,
+            )
             if both is None:
                 return False
-            first.keep(loss.reduced(both[0]))
-            second.keep(other.reduced(both[1]))
+            first.keep(both[0])
+            second.keep(both[1])
     except (ValueError, TypeError):
         return False
     for state in (first, second):

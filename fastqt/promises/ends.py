@@ -133,6 +133,10 @@ def loss_of_targets(scores: Scores, target: Tensor, ignore_index: int, reduction
 
     product, first = columns.product, columns.first
     ignored = target == ignore_index
+    if columns.numbers is None and not first and ignore_index == -100 and target.is_cpu:
+        # There the loss refuses what is no target.
+        loss = _computed(contrastive_loss, **columns.options, targets=target, reduction=_whole(reduction))
+        return _finished(loss, scores, (~ignored).sum(), reduction)
     used = target.masked_fill(ignored, first)
     within = (used >= first) & (used < first + len(product.candidates))
     if not bool(within.all()):
@@ -181,15 +185,12 @@ def _promised_loss(
     if p is None or not waits or not _are_pairs(p, target, ignore_index):
         return in_dtype(loss_of_targets(scores, target, ignore_index, reduction))
 
-    def reduced(total: Tensor) -> Tensor:
-        loss: Tensor = _finished(total, scores, target.shape[0], reduction).to(dtype)
-        return loss
-
     def alone() -> Any:
         columns = columns_of(scores)
         return NotImplemented if columns is None else in_dtype(_loss_of_pairs(scores, columns, reduction))
 
-    return PairLoss(size=(), dtype=dtype, product=p, reduced=reduced, alone=alone)
+    count = target.shape[0] if reduction == "mean" else 1
+    return PairLoss(size=(), dtype=dtype, product=p, count=count, alone=alone)
 
 
 def _finished(loss: Any, scores: Scores, count: int | Tensor, reduction: str) -> Any:
