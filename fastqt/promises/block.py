@@ -20,10 +20,10 @@ from fastqt.promises import selections as selections
 from fastqt.promises import unit
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.products import PRODUCTS, Side, product_of
-from fastqt.promises.promise import Promise, Watch, called, changes_in_place, promised, promises_in, state_of
+from fastqt.promises.promise import Promise, Watch, called, changes_in_place, is_settled, promised, promises_in, settled, state_of, waits
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Scores
-from fastqt.promises.state import State, parts
+from fastqt.promises.state import State, mapped, parts
 from fastqt.promises.unit import NORMALIZED, unit_rows
 from fastqt.torch_modes import is_transformed
 
@@ -131,9 +131,12 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in directions.SEEN_FROM_OUTSIDE:
             return called(func, args, kwargs, self.watch)
-        waiting = [x for x in promises if directions.waits(x)]
+        waiting = [x for x in promises if waits(x)]
         if waiting:
             return self._of_waiting(func, args, kwargs, waiting)
+        if any(is_settled(x) for x in promises):
+            args, kwargs = mapped(args, settled), {key: mapped(x, settled) for key, x in kwargs.items()}
+            return self.__torch_function__(func, (), args, kwargs)
         answer = called(func, args, kwargs, self.watch)
         if type(answer) is Promise and directions.loss_of(answer.box) is not None:
             return directions.begun(answer, func.__name__, self.watch)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fastqt.losses.clip import losses_of_directions
-from fastqt.promises.promise import Box, Promise, Watch, has_own_node, promised, state_of
-from fastqt.promises.scores import Meaning, Product, UnitRows, equal, is_number
+from fastqt.promises.promise import Box, Promise, Watch, become_tensor, promised, state_of, waits
+from fastqt.promises.scores import Meaning, Product, equal, is_number
 from fastqt.promises.state import State
 
 T = Tensor
@@ -90,22 +90,6 @@ def can_wait(p: Product | None) -> bool:
         return False
     is_positive = isinstance(p.scale, Tensor) or p.scale > 0
     return p.is_plain and not isinstance(p.bias, Tensor) and is_positive
-
-
-def waits(x: Any) -> bool:
-    """Whether it is a promise that waits, and that no function of autograd has been given or has returned."""
-    if type(x) is not Promise or x.box.is_shared:
-        return False
-    meaning = x.box.state.meaning
-    if meaning is None or not meaning.waits:
-        return False
-    with torch._C.DisableTorchFunctionSubclass():
-        if not has_own_node(x):
-            return False
-        # A function of autograd that is being called holds its arguments. It has the node of the promise, to
-        # which all gradients have to go then.
-        x.box.is_shared = Tensor._use_count(x) > 1  # type: ignore[attr-defined]  # which torch's stub lacks
-    return not x.box.is_shared
 
 
 def loss_of(box: Box) -> PairLoss | None:
@@ -201,16 +185,5 @@ def become_tensors(boxes: list[Box]) -> None:
     Rows come first, so that a loss is of those that the program has.
     """
     for box in sorted(boxes, key=lambda box: isinstance(box.state.meaning, Waiting)):
-        is_there = box.state.cells is not None
-        tensor = box.state.computed()
-        promise = None if box.promise is None else box.promise()
-        box.promise = None  # A tensor with a weak reference is not swapped.
-        if promise is None or not waits(promise):
-            continue
-        if is_there and isinstance(box.state.meaning, UnitRows):  # Others hold the tensor.
-            with box.state.modes(grad=box.state.grad), torch._C.DisableTorchFunction():
-                torch.utils.swap_tensors(promise, tensor.view_as(tensor))
-            continue
-        with torch._C.DisableTorchFunction():
-            torch.utils.swap_tensors(promise, tensor)
-        box.state.keep(promise)
+        box.state.computed()
+        become_tensor(box)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt.promises.report import Report
-from fastqt.promises.scores import Meaning
+from fastqt.promises.scores import Meaning, UnitRows
 from fastqt.promises.state import Function, State, mapped, parts
 
 # What a promise answers itself, as the tensor would that it stands for.
@@ -47,6 +47,7 @@ class Box:
         promise: of what waits.
         parts: those of the losses of which a number is made.
         is_shared: whether a function of autograd has the promise, so that gradients have to go to its node.
+        settled: the tensor from which they do, which others get.
     """
 
     def __init__(self, state: State, dtype: torch.dtype, base: Box | None) -> None:
@@ -55,6 +56,7 @@ class Box:
         self.promise: weakref.ref[Promise] | None = None
         self.parts: list[Box] = []
         self.is_shared = False
+        self.settled: Tensor | None = None
         if base is not None:
             base.views = weakref.WeakSet((*base.views, self))
 
@@ -109,7 +111,9 @@ class _Anchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        cells = ctx.box.state.computed()
+        state = ctx.box.state
+        # What else the program makes of rows has their graph, which this backward pass may have freed.
+        cells = state.computed_again() if isinstance(state.meaning, UnitRows) else state.computed()
         gradients = torch.autograd.grad(
             cells,
             ctx.leaves,
@@ -129,7 +133,38 @@ def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promi
     promise = _anchored(box, shape, dtype, *leaves) if leaves else Promise(box, shape, dtype)
     if state.meaning.waits:
         box.promise = weakref.ref(promise)
+        if isinstance(state.meaning, UnitRows):  # Whoever computes them, the program has the same tensor.
+            of_box = weakref.ref(box)
+            state.when_computed = lambda: become_tensor(of_box())
     return promise
+
+
+def waits(x: Any) -> bool:
+    """Whether it is a promise that waits, and that no function of autograd has been given or has returned."""
+    if type(x) is not Promise or x.box.is_shared:
+        return False
+    meaning = x.box.state.meaning
+    if meaning is None or not meaning.waits:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        if not has_own_node(x):
+            return False
+        # A function of autograd that is being called holds its arguments. It has the node of the promise, to
+        # which all gradients have to go then.
+        x.box.is_shared = Tensor._use_count(x) > 1  # type: ignore[attr-defined]  # which torch's stub lacks
+    return not x.box.is_shared
+
+
+def become_tensor(box: Box | None) -> None:
+    """Makes a promise whose tensor is computed this tensor, unless a function of autograd has it."""
+    promise = None if box is None or box.promise is None else box.promise()
+    if box is None or promise is None:
+        return
+    box.promise = None  # A tensor with a weak reference is not swapped.
+    if waits(promise):
+        with torch._C.DisableTorchFunction():
+            torch.utils.swap_tensors(promise, box.state.computed())
+        box.state.keep(promise)
 
 
 def has_own_node(promise: Promise) -> bool:
@@ -157,10 +192,20 @@ _anchored: Callable[..., Promise] = super(torch.autograd.Function, _Anchor).appl
 _cells_of: Callable[..., Tensor] = _Cells.apply
 
 
-def _settled(x: Any) -> Any:
-    if isinstance(x, Promise) and (x.box.is_shared or not has_own_node(x)):
+def is_settled(x: Promise) -> bool:
+    """Whether gradients have to go to its node, which a function of autograd has or has made."""
+    return x.box.is_shared or not has_own_node(x)
+
+
+def settled(x: Any) -> Any:
+    """A tensor in place of a promise whose node has to get the gradients."""
+    if not isinstance(x, Promise) or not is_settled(x):
+        return x
+    if not has_own_node(x) or not torch.is_grad_enabled():
         return _cells_of(x)
-    return x
+    if x.box.settled is None:
+        x.box.settled = _cells_of(x)
+    return x.box.settled
 
 
 class View:
@@ -263,8 +308,8 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
             return func(*args, **kwargs)
     promises = promises_in(args, kwargs.values())
     for x in promises:
-        if x.box.is_shared or not has_own_node(x):
-            args, kwargs = mapped(args, _settled), {key: mapped(x, _settled) for key, x in kwargs.items()}
+        if is_settled(x):
+            args, kwargs = mapped(args, settled), {key: mapped(x, settled) for key, x in kwargs.items()}
             promises = promises_in(args, kwargs.values())
             break
     if not promises:

@@ -58,6 +58,7 @@ class State:
         kinds: of its parts that can be computed; see `walk`.
         is_differentiable: whether a gradient may flow through it.
         leaves: the tensors to which its gradient flows.
+        when_computed: is called then.
         told: of a loss that waits, is told what computes it in place of itself; "" for the cells.
     """
 
@@ -90,6 +91,7 @@ class State:
         self.versions = [x._version for x in self.read]
         self.leaves = self._leaves(sources or self.inputs) if self.is_differentiable else []
         self.told: Callable[[str], None] | None = None
+        self.when_computed: Callable[[], None] | None = None
         self.device: torch.device = self.inputs[0].device if self.inputs else self.parents[0].device
         self.autocast = autocast_of(self.device.type)
 
@@ -150,17 +152,28 @@ class State:
             if self.meaning is not None and self.meaning.comes_first:
                 self._take_what_is_known(self.meaning)
         if self.cells is None:
-            args, keywords = (
-                mapped(x, lambda y: y.computed() if isinstance(y, State) else y)
-                for x in (self.args, tuple(self.keywords.values()))
-            )
-            with self.modes(grad=self.grad):
-                cells = self.function(*args, **dict(zip(self.keywords, keywords, strict=True)))
-                for rows, columns, values in self.taken:
-                    cells = with_numbers(cells, rows, columns, values)
-                self.keep(cells)
+            self.keep(self._computed_by(State.computed))
+            if self.when_computed is not None:
+                self.when_computed()
         assert self.cells is not None
         return self.cells
+
+    def computed_again(self) -> Tensor:
+        """Another tensor of the same numbers, with a graph of its own."""
+        self.check()
+        return self._computed_by(State.computed_again)
+
+    def _computed_by(self, compute: Callable[[State], Tensor]) -> Tensor:
+        """What the program's function gives of tensors that are computed so."""
+        args, keywords = (
+            mapped(x, lambda y: compute(y) if isinstance(y, State) else y)
+            for x in (self.args, tuple(self.keywords.values()))
+        )
+        with self.modes(grad=self.grad):
+            cells: Tensor = self.function(*args, **dict(zip(self.keywords, keywords, strict=True)))
+            for rows, columns, values in self.taken:
+                cells = with_numbers(cells, rows, columns, values)
+        return cells
 
     def _take_what_is_known(self, meaning: Meaning) -> None:
         """Computes the tensor by what is known of it, if that is possible."""

@@ -37,6 +37,8 @@ class Program:
         choices = random.Random(self.seed)
         self.lines = []
         a, b, more, temperature, bias, row = inputs
+        if choices.random() < 0.5:
+            a, b = choose(choices, ROWS, self)(a, b)
         scores: Variables = [choose(choices, PRODUCTS, self)(a, b)]
         for _ in range(choices.randint(0, 7)):
             step = choose(choices, STEPS, self)
@@ -140,6 +142,53 @@ def _without_gradient(s: Tensor, choices: random.Random, *_: Any) -> Tensor:
         return s * 2
 
 
+def _over_norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a / a.norm(dim=-1, keepdim=True), torch.div(b, torch.norm(b, p=2, dim=1, keepdim=True))
+
+
+def _without_gradient_of_one(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return F.normalize(a, dim=1), F.normalize(b, dim=1) if a.sum() > 0 else b
+
+
+def _source_changed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """After its rows are brought to norm 1."""
+    constant = 1 * a.detach()
+    unit = F.normalize(constant)
+    constant.mul_(2).add_(0.5)
+    return unit, F.normalize(b)
+
+
+def _unit_rows_changed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Through a view, after a product of what they were."""
+    unit, other = F.normalize(a), F.normalize(b)
+    before = (unit.detach() @ other.detach().T).logsumexp(1, keepdim=True)
+    turned = unit.T
+    unit.mul_(2)
+    turned[1] = 0.25
+    return turned.T + before, other
+
+
+def _asked_for(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """After the first product, and before the next one."""
+    unit, other = F.normalize(a), F.normalize(b)
+    first = (unit @ other.T).logsumexp(1, keepdim=True)
+    return unit * (unit * other).sum(dim=1, keepdim=True) + 0 * first, unit
+
+
+# What becomes of embeddings before their products.
+ROWS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "normalized": lambda a, b: (F.normalize(a, dim=1), F.normalize(b, p=2.0, dim=-1)),
+    "over their norms": _over_norms,
+    "one normalized": lambda a, b: (F.normalize(a, dim=-1), b),
+    "normalized, times numbers": lambda a, b: (2.0 * F.normalize(a, dim=1), F.normalize(b) * b[0, 0].exp()),
+    "normalized and detached": lambda a, b: (F.normalize(a).detach(), F.normalize(b.detach())),
+    "normalized without gradient": _without_gradient_of_one,
+    "source changed": _source_changed,
+    "unit rows changed": _unit_rows_changed,
+    "asked for": _asked_for,
+    "normalized twice": lambda a, b: (F.normalize(F.normalize(a)), F.normalize(a) + 0.01 * F.normalize(b)),
+}
 PRODUCTS: dict[str, Callable[..., Any]] = {
     "@": lambda a, b: a @ b.T,
     "mm": lambda a, b: torch.mm(a, b.t()),
