@@ -201,7 +201,7 @@ def losses_of_directions(
     """
     if is_traced(a, b) or is_transformed():
         return None
-    p = ClipProblem(a, b, scale, normalize=normalize, pairs=len(a))
+    p = ClipProblem(a, b, scale, "fast", normalize, len(a))
     kind = plans.kind_of(ClipProblem, a, b, None)
     kind = None if kind is None else (kind, "both directions")
     engine, read, computed, _ = plans.kept(kind) or plans.plan(kind, p, None)
@@ -247,19 +247,19 @@ class _LossesOfDirections(torch.autograd.Function):
         of_losses = torch.stack([x / count for x, count in zip(upstream, counts, strict=True)])
         weights = leads.sigmoid().mul_(of_losses[:, None])
         _, _, *wanted = ctx.needs_input_grad
-        found = engine.computation(p).gradients_from(
+        gradients = engine.computation(p).gradients_from(
             p,
             ClipSide(of_rows, weights[0]),
             ClipSide(of_columns, weights[1]),
             weights.sum(0).neg_(),
             Needs(queries=wanted[0], candidates=wanted[1], scale=any(wanted[2:])),
         )
-        of_scale = [None if found.scale is None else found.scale.to(x) for x in scale]
-        return None, None, found.queries, found.candidates, *of_scale
+        of_scale = [None if gradients.scale is None else gradients.scale.to(x) for x in scale]
+        return None, None, gradients.queries, gradients.candidates, *of_scale
 
 
 def _pairs(normalize: bool, number: float, a: Tensor, b: Tensor, scale: Sequence[Tensor]) -> ClipProblem:
-    return ClipProblem(a, b, scale[0] if scale else number, normalize=normalize, pairs=len(a))
+    return ClipProblem(a, b, scale[0] if scale else number, "fast", normalize, len(a))
 
 
 # torch gives `apply` no types.

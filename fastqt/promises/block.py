@@ -13,14 +13,24 @@ from torch.overrides import TorchFunctionMode
 
 from fastqt.promises import cells as cells
 from fastqt.promises import closed as closed
-from fastqt.promises import directions
+from fastqt.promises import directions, unit
 from fastqt.promises import ends as ends
 from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
-from fastqt.promises import unit
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.products import PRODUCTS, Side, product_of
-from fastqt.promises.promise import Promise, Watch, called, changes_in_place, is_settled, promised, promises_in, settled, state_of, waits
+from fastqt.promises.promise import (
+    Promise,
+    Watch,
+    called,
+    changes_in_place,
+    is_settled,
+    promised,
+    promises_in,
+    settled,
+    state_of,
+    waits,
+)
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Scores
 from fastqt.promises.state import State, mapped, parts
@@ -76,14 +86,14 @@ class fused:  # noqa: N801  # used as a function is: `with fastqt.fused():`, `@f
     def __enter__(self) -> Report:
         mode = _Mode(strict=self.strict, least_cells=self.least_cells)
         self._modes.append(mode)
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
         return mode.report
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         mode = self._modes.pop()
-        mode.__exit__(kind, error, trace)
+        mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if kind is None:
             mode.ended()
 
@@ -203,7 +213,11 @@ def _are_promised(queries: Side, candidates: Side, least_cells: int) -> bool:
     a, b = queries.rows, candidates.rows
     if a.shape[0] * b.shape[0] < least_cells or a.shape[1] != b.shape[1] or a.dtype is not b.dtype:
         return False
-    if not a.is_floating_point() or a.device != b.device or (queries.unit is None) is not (candidates.unit is None):
+    if (
+        not a.is_floating_point()
+        or a.device != b.device
+        or (queries.unit is None) is not (candidates.unit is None)
+    ):
         return False
     if torch.is_inference_mode_enabled() or is_transformed():
         return False

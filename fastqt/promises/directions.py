@@ -151,15 +151,14 @@ def _computed_together(first: State, loss: PairLoss, second: State, other: PairL
             second.keep(both[1])
     except (ValueError, TypeError):
         return False
+
     for state in (first, second):
         if state.told is not None:
             state.told("fastqt.clip_loss")
     return True
 
 
-def combined(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch
-) -> Promise | None:
+def combined(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch) -> Promise | None:
     """The program's arithmetic of losses that wait, which waits too; None for what has to be computed."""
     if function not in _ARITHMETIC or kwargs:
         return None

@@ -34,7 +34,9 @@ class Origin(NamedTuple):
         """Whether the matrix is still made so, and nobody asks for its own gradient."""
         if x._backward_hooks or x.retains_grad or (x.requires_grad and x.is_leaf):
             return False
-        has_gradient = self.of.requires_grad or (isinstance(self.factor, Tensor) and self.factor.requires_grad)
+        has_gradient = self.of.requires_grad or (
+            isinstance(self.factor, Tensor) and self.factor.requires_grad
+        )
         return x.requires_grad is has_gradient and self.versions == _versions(x, self.of, self.factor)
 
 
@@ -52,6 +54,7 @@ def note(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], answer
         return
     if answer.dim() != 2 or not answer.is_floating_point():
         return
+
     factor: float | Tensor = 1.0
     if function in _NORMS:
         how, of = "norms", args[0]

@@ -140,9 +140,7 @@ def _over_norms(x: Tensor, eps: float) -> Tensor:
 
 # By function the sides of its product; None of what is no such product.
 PRODUCTS: dict[Callable[..., Any], Callable[..., Sides | None]] = {
-    **dict.fromkeys(
-        (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _of_matrices
-    ),
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _of_matrices),
     **dict.fromkeys((torch.inner, Tensor.inner, F.linear), _of_rows),
     **dict.fromkeys((torch.outer, torch.ger, Tensor.outer, Tensor.ger), _of_vectors),
     **dict.fromkeys((F.cosine_similarity, torch.cosine_similarity), _of_cosines),

@@ -330,7 +330,8 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
         if answer is not NotImplemented:
             if not isinstance(answer, Meaning | View):
                 for x in promises:
-                    x.box.state.check()
+                    if x.box.state.cells is None:
+                        x.box.state.check()
             if RULES.taken:
                 watch.fused(name, RULES.taken)
             return answered(answer, func, args, kwargs, watch, promises[0])
@@ -372,9 +373,7 @@ def _changes_its_first(func: Function) -> bool:
 
 def states(args: Any) -> Any:
     """Arguments of a function with states in place of promises."""
-    several = [
-        x.box.state if type(x) is Promise else states(x) if isinstance(x, _LISTS) else x for x in args
-    ]
+    several = [x.box.state if type(x) is Promise else states(x) if isinstance(x, _LISTS) else x for x in args]
     return several if isinstance(args, list) else tuple(several)
 
 

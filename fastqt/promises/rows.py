@@ -35,7 +35,19 @@ OF_CELLS = """
     __neg__ __invert__ __gt__ __lt__ __ge__ __le__ __eq__ __ne__ __and__ __or__ __xor__ __abs__
     __rand__ __ror__ __rxor__
 """
-_CONVERT = {"contiguous", "float", "double", "half", "bfloat16", "long", "int", "bool", "to", "type_as"}
+_CONVERT = {
+    "detach",
+    "contiguous",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "long",
+    "int",
+    "bool",
+    "to",
+    "type_as",
+}
 _IN_PLACE = "add sub mul div clamp clamp_min clamp_max relu exp log sqrt pow sigmoid tanh masked_fill neg"
 _OF_ALL = """
     binary_cross_entropy_with_logits binary_cross_entropy kl_div mse_loss l1_loss smooth_l1_loss huber_loss

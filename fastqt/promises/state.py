@@ -80,6 +80,7 @@ class State:
         dtype = None if meaning is None else meaning.dtype
         is_number = dtype is None or dtype.is_floating_point
         self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
+
         self.inputs: list[Tensor] = []
         self.parents: list[State] = []
         for x in parts((*args, *keywords.values()) if keywords else args):
@@ -87,6 +88,7 @@ class State:
                 self.parents.append(x)
             elif x is not None and isinstance(x, Tensor):
                 self.inputs.append(x)
+
         self.read = [*self.inputs, *sources]
         self.versions = [x._version for x in self.read]
         self.leaves = self._leaves(sources or self.inputs) if self.is_differentiable else []

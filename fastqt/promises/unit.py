@@ -72,7 +72,11 @@ def _turned(x: Any, *dims: Any) -> Any:
 def _multiplied(x: Any, y: Any) -> Any:
     x, factor = (x, y) if isinstance(x, Promise) else (y, x)
     rows = rows_of(x)
-    if rows is None or not is_number(factor) or (isinstance(factor, Tensor) and factor.dtype != rows.of.dtype):
+    if (
+        rows is None
+        or not is_number(factor)
+        or (isinstance(factor, Tensor) and factor.dtype != rows.of.dtype)
+    ):
         return NotImplemented
     both = factor if not isinstance(rows.factor, Tensor) and rows.factor == 1 else rows.factor * factor
     return replace(rows, factor=both)

@@ -591,6 +591,18 @@ def test_views_of_one_matrix_share_their_gradients():
     close(with_gradients(fastqt.fused(least_cells=1)(loss), rows), with_gradients(loss, rows), 1e-12)
 
 
+def test_a_detached_view_shares_its_cells():
+    def loss(q: Tensor, c: Tensor) -> Tensor:
+        scores = q @ c.T
+        scores.t().detach().fill_diagonal_(0.5)
+        return (2 * scores).logsumexp(1).sum()
+
+    q, c = inputs("logsumexp")
+    with fastqt.fused(least_cells=1):
+        found = loss(q, c)
+    torch.testing.assert_close(found, loss(q, c))
+
+
 def test_what_is_ignored_is_not_counted():
     q, c = inputs("logsumexp")
     targets = ROWS.where(ROWS % 3 > 0, -100)

@@ -170,7 +170,9 @@ USES: dict[str, Callable[[Tensor], object]] = {
     "of autograd, turned": lambda q: Doubled.apply(q.T).square().sum().backward(retain_graph=True),
     "backward": lambda q: q.square().sum().backward(retain_graph=True),
     "others": lambda q: (q * q.roll(1, 0)).sum(1).sigmoid().sum().backward(retain_graph=True),
-    "stored": lambda q: torch.zeros(2, N, D, dtype=q.dtype).index_copy_(0, torch.tensor([1]), q.detach()[None]),
+    "stored": lambda q: torch.zeros(2, N, D, dtype=q.dtype).index_copy_(
+        0, torch.tensor([1]), q.detach()[None]
+    ),
     "out": lambda q: torch.add(q.detach(), 1, out=torch.empty(N, D, dtype=q.dtype)),
 }
 
