@@ -112,6 +112,29 @@ def test_replayed_rows_in_float32_are_as_near_the_truth_as_dense_ones():
 
 
 @native
+@pytest.mark.parametrize("since", [5, 900, 3000])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.9), (0.8, 0.5)], ids=str)
+def test_missed_steps_are_their_sum_to_the_last_digits(betas, since):
+    """Of an element whose v is from far below eps² to far above it; the oracle adds the steps up exactly."""
+    step, eps, (beta1, beta2) = 3300, 1e-8, betas
+    v = 10.0 ** torch.arange(-20, 1, dtype=torch.float64).repeat(2, 1)
+    table, m, last = torch.zeros_like(v), torch.ones_like(v), torch.tensor([since, step])
+    rates = torch.ones(replay.WINDOW, 2, dtype=torch.float64)
+    rates[:step, 0] = torch.arange(step) % 3  # some of which do not learn
+    rates[:step, 1] = 1 - 1e-3 * rates[:step, 0]
+    torch.ops.fastqt.replay_rows_(table, m, v.clone(), last, None, rates, step, *betas, eps, True)
+    assert torch.equal(table[1], torch.zeros(21))
+
+    for found, square in zip(table[0].tolist(), v[0].tolist(), strict=True):
+        moves, keep = [], 1.0
+        for s in range(step, since, -1):
+            root = math.sqrt(square * beta2 ** (s - since) / (1 - beta2**s)) + eps
+            moves.append(keep * float(rates[s - 1, 0]) * beta1 ** (s - since) / (1 - beta1**s) / root)
+            keep *= float(rates[s - 1, 1])
+        assert found == pytest.approx(-math.fsum(moves), rel=1e-14)
+
+
+@native
 def test_rows_are_brought_up_to_date_at_the_end_of_each_window(monkeypatch):
     monkeypatch.setattr(adam, "WINDOW", 8)
     ours, theirs = Training(True), Training(False)
