@@ -188,6 +188,9 @@ class ClipProblem(Differentiable):
     pairs: int | None = None
     keeps: bool = False  # whether `sums` may keep scores
     kept: Tensor | None = None  # (n, M) scores of the first n rows, where it has
+    # Several multiples of the scores have sums each: `row_others` of `ClipSums` and the parts of a `ClipSide`
+    # are then (K, N), or (K, M) of columns.
+    multiples: tuple[float, ...] = (1.0,)
 
     needs_type: ClassVar[type[Any]] = Inputs
 

@@ -31,9 +31,10 @@ namespace {
 // The softmaxes of rows and of columns, and the gradients of the pairs: what the gradient of a
 // score depends on.
 struct Sides {
-  const double *row_logsumexp, *row_weights;        // (rows)
-  const double *column_logsumexp, *column_weights;  // (columns)
+  const double *row_logsumexp, *row_weights;        // (multiples, rows)
+  const double *column_logsumexp, *column_weights;  // (multiples, columns)
   PairGradients pairs;
+  std::vector<double> multiples{1.0};
 };
 
 // Those of sum_i weights_i loss_i, where all pairs are on the diagonal and their sums are known.
@@ -75,40 +76,45 @@ class Clip {
   // Finds the score of each pair and the sums of rows and columns, and keeps the scores of `kept`
   // tiles.
   void find_sums(const PairSums& sums, int64_t tile_rows, int64_t tile_columns, int64_t kept) {
-    std::fill_n(sums.row_others, rows_, -kInfinity);
-    std::fill_n(sums.column_others, columns_, -kInfinity);
+    const auto multiples = static_cast<int64_t>(sums.multiples.size());
+    std::fill_n(sums.row_others, multiples * rows_, -kInfinity);
+    std::fill_n(sums.column_others, multiples * columns_, -kInfinity);
     walk_.for_tiles(tile_rows, tile_columns, [&] { clip_tile(walk_.tile(), sums); }, kept);
   }
 
   // Finds the gradients on tiles that `find_sums` has visited.
   void find_gradients(const Sides& sides) {
-    const Softmax<T> of_rows = softmax_of_rows(sides), of_columns = softmax_of_columns(sides);
-    walk_.for_tiles_again(
-        [&](bool kept) { differentiate(of_rows, of_columns, sides.pairs, kept); });
+    const std::vector<Softmaxes<T>> softmaxes = softmaxes_of(sides);
+    walk_.for_tiles_again([&](bool kept) { differentiate(softmaxes, sides.pairs, kept); });
     walk_.finish();
   }
 
   // The same on tiles that nothing has visited.
   void find_gradients(const Sides& sides, int64_t tile_rows, int64_t tile_columns) {
-    const Softmax<T> of_rows = softmax_of_rows(sides), of_columns = softmax_of_columns(sides);
-    walk_.for_tiles(tile_rows, tile_columns,
-                    [&] { differentiate(of_rows, of_columns, sides.pairs, false); });
+    const std::vector<Softmaxes<T>> softmaxes = softmaxes_of(sides);
+    walk_.for_tiles(tile_rows, tile_columns, [&] { differentiate(softmaxes, sides.pairs, false); });
     walk_.finish();
   }
 
  private:
-  void differentiate(const Softmax<T>& of_rows, const Softmax<T>& of_columns,
-                     const PairGradients& pairs, bool visited) {
-    clip_tile_backward(walk_.tile(), of_rows, of_columns, pairs, visited);
+  void differentiate(const std::vector<Softmaxes<T>>& softmaxes, const PairGradients& pairs,
+                     bool visited) {
+    clip_tile_backward(walk_.tile(), softmaxes, pairs, visited);
     walk_.differentiate();
   }
 
-  Softmax<T> softmax_of_rows(const Sides& sides) const {
-    return {sides.row_logsumexp, sides.row_weights, rows_};
-  }
-
-  Softmax<T> softmax_of_columns(const Sides& sides) const {
-    return {sides.column_logsumexp, sides.column_weights, columns_};
+  std::vector<Softmaxes<T>> softmaxes_of(const Sides& sides) const {
+    std::vector<Softmaxes<T>> made;
+    int64_t k = 0;
+    for (const double multiple : sides.multiples) {
+      const int64_t row = k * rows_, column = k * columns_;
+      made.push_back(
+          {static_cast<T>(multiple),
+           {sides.row_logsumexp + row, sides.row_weights + row, rows_, multiple},
+           {sides.column_logsumexp + column, sides.column_weights + column, columns_, multiple}});
+      ++k;
+    }
+    return made;
   }
 
   Walk<S>& walk_;
@@ -140,6 +146,14 @@ void check_gradients(const Tensor& queries, const Tensor& candidates,
 // Of each row, or each column, one number.
 void check_numbers(const char* name, const Tensor& numbers, int64_t size) {
   check_tensor(name, numbers, ScalarType::Double, {size}, Layout::kContiguous);
+}
+
+// The same of each multiple of the scores.
+void check_numbers(const char* name, const Tensor& numbers, const std::vector<double>& multiples,
+                   int64_t size) {
+  STD_TORCH_CHECK(!multiples.empty(), "multiples: want at least 1, got none");
+  const auto count = static_cast<int64_t>(multiples.size());
+  check_tensor(name, numbers, ScalarType::Double, {count, size}, Layout::kContiguous);
 }
 
 // Of each pair one number. There are at most as many pairs as rows and as columns.
@@ -182,7 +196,7 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
   const std::optional<Tensor> none;
   const int64_t n = queries.size(0);
   double* const first = sums.mutable_data_ptr<double>();
-  const PairSums pairs{first, first + n, first + 2 * n, n};
+  const PairSums pairs{first, first + n, first + 2 * n, n, n, n};
   const double* const w = weights ? weights->const_data_ptr<double>() : nullptr;
 
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
@@ -202,22 +216,27 @@ void clip_walk_(const Tensor queries, const Tensor candidates, double scale, boo
 }
 
 // Finds the sums of a rectangle of scores, of which row i and column i are a pair for i <
-// len(positive): the score of each pair, and the logsumexp of the other cells in each row and in
-// each column. With `scores`, writes those of the first rows there, which `clip_gradients_` would
-// compute once more.
+// len(positive): the score of each pair, and of each multiple of the scores the logsumexp of the
+// other cells in each row and in each column, (multiples, n) and (multiples, m). With `scores`,
+// writes those of the first rows there, which `clip_gradients_` would compute once more.
 void clip_sums_(const Tensor queries, const Tensor candidates, double scale, bool normalize,
                 int64_t tile_rows, int64_t tile_columns, const Tensor positive,
                 const Tensor row_others, const Tensor column_others,
-                const std::optional<Tensor> scores) {
+                const std::optional<Tensor> scores, const std::vector<double> multiples) {
   check_scores(queries, candidates, tile_rows, tile_columns);
   const int64_t n = queries.size(0), m = candidates.size(0);
   check_kept_scores(scores, queries.scalar_type(), n, m);
   check_pairs("positive", positive, queries, candidates);
-  check_numbers("row_others", row_others, n);
-  check_numbers("column_others", column_others, m);
+  check_numbers("row_others", row_others, multiples, n);
+  check_numbers("column_others", column_others, multiples, m);
   const std::optional<Tensor> none;
-  const PairSums sums{positive.mutable_data_ptr<double>(), row_others.mutable_data_ptr<double>(),
-                      column_others.mutable_data_ptr<double>(), positive.size(0)};
+  const PairSums sums{positive.mutable_data_ptr<double>(),
+                      row_others.mutable_data_ptr<double>(),
+                      column_others.mutable_data_ptr<double>(),
+                      positive.size(0),
+                      n,
+                      m,
+                      multiples};
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
     Walk<S> walk({queries, candidates, none, none}, scale, {}, normalize);
     if (scores) walk.keep(*scores);
@@ -226,29 +245,29 @@ void clip_sums_(const Tensor queries, const Tensor candidates, double scale, boo
 }
 
 // Writes those gradients of a rectangle that are given. That of a score is `pairs` at a pair, and
-// elsewhere row_weights_i exp(s_ij - row_logsumexp_i) + column_weights_j exp(s_ij -
-// column_logsumexp_j). Scores that `clip_sums_` has kept are read.
+// elsewhere the sum over its multiples k of k (row_weights_i exp(k s_ij - row_logsumexp_i) +
+// column_weights_j exp(k s_ij - column_logsumexp_j)). Scores that `clip_sums_` has kept are read.
 void clip_gradients_(const Tensor queries, const Tensor candidates, double scale, bool normalize,
                      int64_t tile_rows, int64_t tile_columns, const Tensor row_logsumexp,
                      const Tensor row_weights, const Tensor column_logsumexp,
                      const Tensor column_weights, const Tensor pairs,
-                     const std::optional<Tensor> scores, const std::optional<Tensor> dqueries,
-                     const std::optional<Tensor> dcandidates, const std::optional<Tensor> dscale) {
+                     const std::optional<Tensor> scores, const std::vector<double> multiples,
+                     const std::optional<Tensor> dqueries, const std::optional<Tensor> dcandidates,
+                     const std::optional<Tensor> dscale) {
   check_scores(queries, candidates, tile_rows, tile_columns);
   const int64_t n = queries.size(0), m = candidates.size(0);
-  check_numbers("row_logsumexp", row_logsumexp, n);
-  check_numbers("row_weights", row_weights, n);
-  check_numbers("column_logsumexp", column_logsumexp, m);
-  check_numbers("column_weights", column_weights, m);
+  check_numbers("row_logsumexp", row_logsumexp, multiples, n);
+  check_numbers("row_weights", row_weights, multiples, n);
+  check_numbers("column_logsumexp", column_logsumexp, multiples, m);
+  check_numbers("column_weights", column_weights, multiples, m);
   check_pairs("pairs", pairs, queries, candidates);
   check_kept_scores(scores, queries.scalar_type(), n, m);
   check_gradients(queries, candidates, dqueries, dcandidates, dscale);
   const std::optional<Tensor> none;
-  const Sides sides{row_logsumexp.const_data_ptr<double>(),
-                    row_weights.const_data_ptr<double>(),
-                    column_logsumexp.const_data_ptr<double>(),
-                    column_weights.const_data_ptr<double>(),
-                    {pairs.const_data_ptr<double>(), pairs.size(0)}};
+  const Sides sides{
+      row_logsumexp.const_data_ptr<double>(),          row_weights.const_data_ptr<double>(),
+      column_logsumexp.const_data_ptr<double>(),       column_weights.const_data_ptr<double>(),
+      {pairs.const_data_ptr<double>(), pairs.size(0)}, multiples};
   with_dtype(queries.scalar_type(), [&]<class S>(S) {
     Walk<S> walk({queries, candidates, none, none}, scale,
                  {dqueries, dcandidates, none, none, dscale, none}, normalize);
@@ -269,15 +288,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "clip_sums_(Tensor queries, Tensor candidates, float scale, bool normalize, int tile_rows, "
       "int tile_columns, "
-      "Tensor(a!) positive, Tensor(b!) row_others, Tensor(c!) column_others, Tensor(d!)? scores) "
-      "-> ()");
+      "Tensor(a!) positive, Tensor(b!) row_others, Tensor(c!) column_others, Tensor(d!)? scores, "
+      "float[] multiples) -> ()");
   m.def(
       "clip_gradients_(Tensor queries, Tensor candidates, float scale, bool normalize, int "
       "tile_rows, "
       "int tile_columns, Tensor row_logsumexp, Tensor row_weights, Tensor column_logsumexp, Tensor "
       "column_weights, "
-      "Tensor pairs, Tensor? scores, Tensor(a!)? dqueries, Tensor(b!)? dcandidates, Tensor(c!)? "
-      "dscale) -> ()");
+      "Tensor pairs, Tensor? scores, float[] multiples, Tensor(a!)? dqueries, "
+      "Tensor(b!)? dcandidates, Tensor(c!)? dscale) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) {

@@ -12,6 +12,21 @@
 namespace fastqt {
 namespace {
 
+// A row of scores times a number: the row itself where that is 1, or else a copy.
+template <class T>
+class MultipliedRow {
+ public:
+  T* of(T* row, int64_t width, T multiple) {
+    if (multiple == 1) return row;
+    copy_.resize(width);
+    row_multiple(copy_.data(), row, width, multiple, false);
+    return copy_.data();
+  }
+
+ private:
+  std::vector<T> copy_;
+};
+
 // The column of the tile in which one of its rows has its pair, if it has one there.
 template <class S>
 std::optional<int64_t> pair_column(const Tile<S>& tile, int64_t row, int64_t pairs) {
@@ -28,6 +43,7 @@ void add_rows(const Tile<S>& tile, const PairSums& sums) {
 
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     ComputedRow<S> computed(tile.columns);
+    MultipliedRow<T> multiplied;
     for (int64_t i = begin; i < end; ++i) {
       S* const stored = tile.scores + i * tile.row_stride;
       T* const scores = computed.read(stored, tile.columns);
@@ -40,19 +56,25 @@ void add_rows(const Tile<S>& tile, const PairSums& sums) {
         stored[*pair] = S(kExcluded);
       }
 
-      const T largest = row_max(scores, tile.columns);
-      // Where no score is larger than -inf, all are -inf or NaN, and so is their sum.
-      const double total = largest == kExcluded
-                               ? row_sum(scores, tile.columns)
-                               : largest + std::log(row_exp_sum(scores, tile.columns, largest));
-      sums.row_others[row] = log_add(sums.row_others[row], total);
+      double* others = sums.row_others + row;
+      for (const double multiple : sums.multiples) {
+        const T* const each = multiplied.of(scores, tile.columns, static_cast<T>(multiple));
+        const T largest = row_max(each, tile.columns);
+        // Where no score is larger than -inf, all are -inf or NaN, and so is their sum.
+        const double total = largest == kExcluded
+                                 ? row_sum(each, tile.columns)
+                                 : largest + std::log(row_exp_sum(each, tile.columns, largest));
+        *others = log_add(*others, total);
+        others += sums.rows;
+      }
     }
   });
 }
 
-// Adds a tile to the sums of its columns. `add_rows` comes first, as it replaces the pairs by -inf.
+// Adds a multiple of a tile to the sums of its columns, (columns). `add_rows` comes first, as it
+// replaces the pairs by -inf.
 template <class S>
-void add_columns(const Tile<S>& tile, const PairSums& sums) {
+void add_columns(const Tile<S>& tile, double multiple, double* column_others) {
   using T = Computed<S>;
   constexpr int64_t kStripe = 256;  // columns whose sums one thread keeps at a time
   constexpr int64_t kBlock = 64;    // rows after which a sum in fp32 is added to one in double
@@ -62,13 +84,14 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
     T largest[kStripe], part[kStripe];
     double total[kStripe];
     ComputedRow<S> computed(kStripe);
+    MultipliedRow<T> multiplied;
 
     // A row of the stripe. `add_rows` has left the factors in the scores, unless those are rounded.
     const auto scores = [&](int64_t i, int64_t first, int64_t width) {
       T* const row = computed.read(tile.scores + i * tile.row_stride + first, width);
       if (kRounds<S> && tile.row_factors != nullptr)
         row_scale(row, tile.column_factors + first, width, tile.row_factors[i]);
-      return row;
+      return multiplied.of(row, width, static_cast<T>(multiple));
     };
 
     for (int64_t first = begin * kStripe; first < std::min(end * kStripe, tile.columns);
@@ -87,7 +110,7 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
       }
 
       for (int64_t j = 0; j < width; ++j) {
-        double& others = sums.column_others[tile.first_column + first + j];
+        double& others = column_others[tile.first_column + first + j];
         others = log_add(others, largest[j] + std::log(total[j]));
       }
     }
@@ -99,24 +122,44 @@ void add_columns(const Tile<S>& tile, const PairSums& sums) {
 template <class S>
 void clip_tile(const Tile<S>& tile, const PairSums& sums) {
   add_rows(tile, sums);
-  add_columns(tile, sums);
+  double* others = sums.column_others;
+  for (const double multiple : sums.multiples) {
+    add_columns(tile, multiple, others);
+    others += sums.columns;
+  }
 }
 
 template <class S>
-void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows,
-                        const Softmax<Computed<S>>& columns, const PairGradients& pairs,
-                        bool visited) {
+void clip_tile_backward(const Tile<S>& tile, const std::vector<Softmaxes<Computed<S>>>& softmaxes,
+                        const PairGradients& pairs, bool visited) {
   using T = Computed<S>;
+  const bool alone = softmaxes.size() == 1 && softmaxes.front().multiple == 1;
   in_parallel(tile.rows, tile.columns, [&](int64_t begin, int64_t end) {
     ComputedRow<S> computed(tile.columns);
+    std::vector<T> multiplied(alone ? 0 : tile.columns), sum(alone ? 0 : tile.columns);
     for (int64_t i = begin; i < end; ++i) {
       S* const stored = tile.scores + i * tile.row_stride;
       T* const scores = computed.read(stored, tile.columns);
       const int64_t row = tile.first_row + i;
       if (kRounds<S> || !visited) tile.scale_row(i, scores);
-      row_two_exps(scores, tile.columns, rows.shifts[row], rows.factors[row],
-                   columns.shifts.data() + tile.first_column,
-                   columns.factors.data() + tile.first_column);
+
+      const auto replace = [&](T* cells, const Softmaxes<T>& by) {
+        row_two_exps(cells, tile.columns, by.rows.shifts[row], by.rows.factors[row],
+                     by.columns.shifts.data() + tile.first_column,
+                     by.columns.factors.data() + tile.first_column);
+      };
+      if (alone) {
+        replace(scores, softmaxes.front());
+      } else {
+        std::fill(sum.begin(), sum.end(), T(0));
+        for (const Softmaxes<T>& by : softmaxes) {
+          row_multiple(multiplied.data(), scores, tile.columns, by.multiple, false);
+          replace(multiplied.data(), by);
+          row_add(sum.data(), multiplied.data(), tile.columns);
+        }
+        std::copy(sum.begin(), sum.end(), scores);
+      }
+
       if (const auto pair = pair_column(tile, row, pairs.pairs))
         scores[*pair] = static_cast<T>(pairs.values[row]);
       tile.scale_row(i, scores);
@@ -125,10 +168,10 @@ void clip_tile_backward(const Tile<S>& tile, const Softmax<Computed<S>>& rows,
   });
 }
 
-#define FASTQT_INSTANTIATE(S)                                                   \
-  template void clip_tile(const Tile<S>&, const PairSums&);                     \
-  template void clip_tile_backward(const Tile<S>&, const Softmax<Computed<S>>&, \
-                                   const Softmax<Computed<S>>&, const PairGradients&, bool);
+#define FASTQT_INSTANTIATE(S)                                                                  \
+  template void clip_tile(const Tile<S>&, const PairSums&);                                    \
+  template void clip_tile_backward(const Tile<S>&, const std::vector<Softmaxes<Computed<S>>>&, \
+                                   const PairGradients&, bool);
 FASTQT_INSTANTIATE(float)
 FASTQT_INSTANTIATE(double)
 FASTQT_INSTANTIATE(BFloat16)

@@ -6,8 +6,8 @@
 // cells of a sigmoid do not depend on each other, and it takes tiles of any size.
 // `contrastive_loss_rows` finds the loss of each row from tiles of a fixed size, and
 // `contrastive_loss_backward` computes the scores once more to find the gradients from the saved
-// logsumexp and mass: 8 N M D operations together, and as many as 2 less for the rows whose scores the first
-// has kept.
+// logsumexp and mass: 8 N M D operations together, or 6 for the rows whose
+// scores the first has kept.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

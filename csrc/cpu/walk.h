@@ -56,8 +56,8 @@ class Walk {
     if (normalize) find_norms();
   }
 
-  // From now on the scores of the first rows are written to `scores` as well, (rows, width): those of
-  // the tiles all of whose rows are among them.
+  // From now on the scores of the first rows are written to `scores` as well, (rows, width): those
+  // of the tiles all of whose rows are among them.
   void keep(const Tensor& scores) { kept_scores_ = scores; }
 
   // From now on they are read there, where another walk with the same tiles has kept them.

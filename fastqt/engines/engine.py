@@ -30,7 +30,7 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor
 
-from fastqt.engines.features import COLUMNS, MIXED, NEEDS
+from fastqt.engines.features import COLUMNS, MIXED, MULTIPLES, NEEDS
 from fastqt.problem import AnyProblem, ClipProblem, ClipSide, ClipSums, Gradients, Needs, Rows
 
 
@@ -120,6 +120,11 @@ class Engine:
     def takes_columns(self) -> bool:
         """Whether its computation of a `Problem` is a `ComputationOfColumns`."""
         return COLUMNS in self.takes
+
+    @property
+    def sums_multiples(self) -> bool:
+        """Whether it finds the sums of several multiples of the scores of a `ClipProblem` at once."""
+        return MULTIPLES in self.takes
 
     def why_not(self, p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot compute a problem, or with None anything on this machine; None if it can."""

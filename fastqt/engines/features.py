@@ -14,6 +14,7 @@ MIXED = (
 )
 COLUMNS = "columns of several ranks"  # the engine's computation is a `ComputationOfColumns`
 
+MULTIPLES = "sums of several multiples of scores"  # otherwise each is a problem of its own
 MATRYOSHKA = "matryoshka"
 MATRYOSHKA_BESIDE_ROW_NEGATIVES = "matryoshka beside row_negatives"
 
@@ -40,7 +41,10 @@ NEEDS: dict[type, dict[str, Callable[[Any], object]]] = {
         "smoothed targets": lambda p: p.targets.background is not None,
         **{name: _has(name) for name in _OPTIONAL},
     },
-    ClipProblem: {"rectangles of scores that several processes share": lambda p: p.pairs is not None},
+    ClipProblem: {
+        "rectangles of scores that several processes share": lambda p: p.pairs is not None,
+        MULTIPLES: lambda p: len(p.multiples) > 1,
+    },
     ThreeBlockProblem: {},
     type(None): {},  # the machine alone is asked for
 }

@@ -40,8 +40,8 @@ def hcl_loss(
         R = sum_n w_n exp(S_n), where w_n = exp(beta S_n) / mean_n exp(beta S_n),
         G = max((R - tau_plus N' exp(S_p)) / (1 - tau_plus), N' exp(-scale)).
 
-    With beta=0 it is the debiased loss, and with tau_plus=0 too the loss of SimCLR. A beta other than 0 takes
-    the scores of a second scale and about twice as long.
+    With beta=0 it is the debiased loss, and with tau_plus=0 too the loss of SimCLR. A beta other than 0 has
+    softmaxes of a second scale, which on a CPU share the products, and take twice as long elsewhere.
 
     Args:
         z1, z2: (N, D) two views of N sentences or images, at least 2.
@@ -74,15 +74,13 @@ def hcl_loss(
     """
     views, batch = two_views(call, z1, z2), call.batch
     with batch.leaving_word():
-        positive, *sums = views.at((1 + beta) * scale).of_views()
-        positive = positive / (1 + beta)
+        positive, (sums, *weights) = views.of_views_times((1 + beta, beta) if beta else (1.0,))
         counts = _log_counts(views)
-        if beta:
-            _, *weights = views.at(beta * scale).of_views()
-            sums = [
+        if weights:
+            sums = tuple(
                 (x - of_weights + count).masked_fill(count == -math.inf, -math.inf)
-                for x, of_weights, count in zip(sums, weights, counts, strict=True)
-            ]
+                for x, of_weights, count in zip(sums, *weights, counts, strict=True)
+            )
         losses = [
             joined_loss(positive, [debiased(positive, [x], [count], tau_plus, scale)])
             for x, count in zip(sums, counts, strict=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastqt.arguments import exclusions_of
+from fastqt.engines import Engine
 from fastqt.exclusions import Above, ExcludeLike, Exclusions, Filter, Margin, OfIds, Padding
 from fastqt.functional.call import Call
 from fastqt.functional.false_negatives import threshold_of
@@ -65,7 +66,7 @@ class PairScores:
         self.ids = [self._of_sides(x) for x in of_ids if isinstance(x, OfIds)]
         # Found once. A cached_property has a lock in Python 3.11, which no graph of torch.compile holds.
         self._every: dict[tuple[Side, bool], Tensor] = {}
-        self._has_walks: bool | None = None
+        self._engine_of_walks: list[Engine | None] = []  # once it is known
         self._every_hard: list[Tensor] | None = None
 
     def _of_sides(self, x: OfIds) -> tuple[type[OfIds], dict[Side, Tensor], dict[Side, Tensor]]:
@@ -77,14 +78,14 @@ class PairScores:
         return type(x), local, {"query": queries, "document": documents}
 
     @property
-    def has_walks(self) -> bool:
-        """Whether an engine sums up both directions of pairs in one walk."""
-        if self._has_walks is None:
+    def engine_of_walks(self) -> Engine | None:
+        """The engine that sums up both directions of pairs in one walk, if one does."""
+        if not self._engine_of_walks:
             rows = self.local["query"]
             with self.batch.agreeing():
-                shares = not self.is_filtered and shares_scores(rows, self.batch.total(), self.scoring)
-            self._has_walks = shares
-        return self._has_walks
+                engine = None if self.is_filtered else shares_scores(rows, self.batch.total(), self.scoring)
+            self._engine_of_walks.append(engine)
+        return self._engine_of_walks[0]
 
     def every(self, side: Side, *, constant: bool = False) -> Tensor:
         """A side of all ranks, (N, D), this rank's first; if constant, no gradient may be wanted of it."""
@@ -145,13 +146,13 @@ class PairScores:
 
     def both_directions(self) -> tuple[Tensor, Tensor, Tensor]:
         """The score of each pair, and the logsumexps of its query with other documents and the reverse."""
-        if self.has_walks:
+        if self.engine_of_walks is not None:
             return paired_sums(self.local["query"], self.every("document"), self.scoring)
         return self.positive, self.others("query", "document"), self.others("document", "query")
 
     def own(self, side: Side) -> Tensor:
         """The logsumexp of each row of a side with all others of its side, (n,)."""
-        if self.has_walks:
+        if self.engine_of_walks is not None:
             return own_sums(self.local[side], self.every(side, constant=True), self.scoring)
         return self.others(side, side)
 
@@ -160,6 +161,17 @@ class PairScores:
         positive, of_queries, of_documents = self.both_directions()
         sums = torch.logaddexp(of_queries, self.own("query"))
         return positive, sums, torch.logaddexp(of_documents, self.own("document"))
+
+    def of_views_times(self, multiples: tuple[float, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The score of each pair, and what `of_views` has beside it of each multiple of the scores."""
+        engine = self.engine_of_walks
+        if len(multiples) > 1 and engine is not None and engine.sums_multiples:
+            several = copy.copy(self)
+            several.scoring = self.scoring._replace(multiples=multiples)
+            positive, first, second = several.of_views()
+            return positive, [*zip(first, second, strict=True)]
+        of_each = [self.at(multiple * self.scoring.scale).of_views() for multiple in multiples]
+        return of_each[0][0] / multiples[0], [(first, second) for _, first, second in of_each]
 
     def with_hard(self, rows: Side) -> list[Tensor]:
         """The logsumexps of each row with the hard negatives of other queries, (n,) for each set."""

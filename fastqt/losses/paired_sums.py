@@ -27,14 +27,20 @@ from fastqt.torch_modes import is_traced, is_transformed
 
 
 class PairScoring(NamedTuple):
-    """How the scores of some rows are computed: with a scale, and otherwise as a loss's arguments say."""
+    """How the scores of some rows are computed: with a scale, and otherwise as a loss's arguments say.
+
+    Of several multiples each has logsumexps of its own, which are then (multiples, n) in place of (n,).
+    """
 
     scale: float | Tensor
     call: Arguments
+    multiples: tuple[float, ...] = (1.0,)
 
     def problem(self, rows: Tensor, columns: Tensor, *, keeps: bool = False) -> ClipProblem:
         memory = self.call.values["memory"]
-        return ClipProblem(rows, columns, self.scale, memory, pairs=len(rows), keeps=keeps)
+        p = ClipProblem(rows, columns, self.scale, memory, pairs=len(rows), keeps=keeps)
+        p.multiples = self.multiples
+        return p
 
 
 def paired_sums(rows: Tensor, columns: Tensor, scoring: PairScoring) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,11 +83,11 @@ def sums_of(
     )
 
 
-def shares_scores(rows: Tensor, total: int, scoring: PairScoring) -> bool:
-    """Whether the sums of `total` columns come from the two walks, and not from `log_sum_exp`."""
+def shares_scores(rows: Tensor, total: int, scoring: PairScoring) -> Engine | None:
+    """The engine that finds the sums of `total` columns by the two walks; None for `log_sum_exp`."""
     # The choice depends on sizes and dtypes, and no tensor of all columns is made for it.
     columns = rows.new_empty(1, rows.shape[1]).expand(total, -1)
-    return _engine_of(rows, columns, scoring)[0] is not None
+    return _engine_of(rows, columns, scoring)[0]
 
 
 def _engine_of(
@@ -110,6 +116,11 @@ def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
     )
 
 
+def _of_all_ranks(batch: Batch, x: Tensor) -> Tensor:
+    """What all ranks' rows have, (M,) or (multiples, M), of which this one's, the first, have (..., n)."""
+    return batch.gather_constant_own_first(x.movedim(-1, 0)).movedim(0, -1).contiguous()
+
+
 class _PairedSums(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -120,7 +131,7 @@ class _PairedSums(torch.autograd.Function):
         column_others = scoring.call.batch.log_add_up(column_others)
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, p.kept, *scale)
-        return positive, row_others, column_others[: len(rows)].clone()
+        return positive, row_others, column_others[..., : len(rows)].clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -128,7 +139,7 @@ class _PairedSums(torch.autograd.Function):
         check_backward(scoring.function, *upstream)
         rows, columns, row_others, column_others, kept, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
-        of_columns = scoring.batch.gather_constant_own_first(of_columns)
+        of_columns = _of_all_ranks(scoring.batch, of_columns)
         p = scoring.problem(rows, columns, kept, scale)
         _, _, *wanted = ctx.needs_input_grad
         found = ctx.engine.computation(p).gradients_from(
@@ -159,12 +170,12 @@ class _OwnSums(torch.autograd.Function):
         check_backward(scoring.function, *upstream)
         rows, all_rows, sums, kept, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
-        every = ClipSide(*(scoring.batch.gather_constant_own_first(x) for x in own))
+        every = ClipSide(*(_of_all_ranks(scoring.batch, x) for x in own))
         p = scoring.problem(rows, all_rows, kept, scale)
         wanted = ctx.needs_input_grad
         # A row is in the scores of its own row and of its own column. The candidates are the same rows.
         found = ctx.engine.computation(p).gradients_from(
-            p, own, every, torch.zeros_like(sums), Needs(queries=wanted[2], scale=any(wanted[4:]))
+            p, own, every, sums.new_zeros(len(rows)), Needs(queries=wanted[2], scale=any(wanted[4:]))
         )
         of_scale = [None if found.scale is None else (found.scale / 2).to(x) for x in scale]
         return None, None, found.queries, None, *of_scale
@@ -182,15 +193,19 @@ class _Saved(NamedTuple):
     memory: Memory
     batch: Batch
     function: str
+    multiples: tuple[float, ...]
 
     def problem(
         self, rows: Tensor, columns: Tensor, kept: Tensor | None, scale: Sequence[Tensor]
     ) -> ClipProblem:
         of_pairs = scale[0] if scale else self.scale
-        return ClipProblem(rows, columns, of_pairs, self.memory, pairs=len(rows), kept=kept)
+        p = ClipProblem(rows, columns, of_pairs, self.memory, pairs=len(rows), kept=kept)
+        p.multiples = self.multiples
+        return p
 
 
 def _saved(scoring: PairScoring, scale: tuple[Tensor, ...]) -> _Saved:
     """A scale that is a tensor is saved by autograd, which notices changes in place and frees it."""
     number = 1.0 if scale else scoring.scale
-    return _Saved(number, scoring.call.values["memory"], scoring.call.batch, scoring.call.function)
+    call = scoring.call
+    return _Saved(number, call.values["memory"], call.batch, call.function, scoring.multiples)

@@ -59,11 +59,14 @@ def sums(p: ClipProblem) -> ClipSums:
         return reference_clip.sums(p)
     (N, _), M = p.queries.shape, p.candidates.shape[0]
     pairs = N if p.pairs is None else p.pairs
-    found = ClipSums(*(p.queries.new_empty(size, dtype=torch.float64) for size in (pairs, N, M)))
+    K = len(p.multiples)
+    positive, *others = (
+        p.queries.new_empty(size, dtype=torch.float64) for size in ((pairs,), (K, N), (K, M))
+    )
     _, _, _, _, tile_rows, _ = rectangle = _rectangle(p)
     p.kept = contrastive.kept_scores(p, M, tile_rows) if p.keeps else None
-    torch.ops.fastqt.clip_sums_.default(*rectangle, *found, p.kept)
-    return found
+    torch.ops.fastqt.clip_sums_.default(*rectangle, positive, *others, p.kept, p.multiples)
+    return ClipSums(positive, *(x.squeeze(0) for x in others))
 
 
 def gradients_from(
@@ -75,10 +78,10 @@ def gradients_from(
     gradients = _empty_gradients(p, needs)
     torch.ops.fastqt.clip_gradients_.default(
         *_rectangle(p),
-        *rows,
-        *columns,
+        *(x.view(len(p.multiples), -1) for x in (*rows, *columns)),
         pairs,
         p.kept,
+        p.multiples,
         gradients.queries,
         gradients.candidates,
         gradients.scale,

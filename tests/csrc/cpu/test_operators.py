@@ -53,6 +53,11 @@ def rows(size: int = N, value: float = 1.0) -> Tensor:
     return torch.full((size,), value, dtype=torch.float64)
 
 
+def twice(numbers: Tensor) -> Tensor:
+    """The same numbers for each of two multiples of the scores."""
+    return numbers.repeat(2, 1)
+
+
 OF_BACKWARD = {"row_weights": rows(), "logsumexp": rows(), "mass": rows()}
 SCORES = {"scores": torch.zeros(N, M)}
 OPERATORS: dict[str, Arguments] = {
@@ -72,10 +77,17 @@ OF_BLOCKS = {
     **{"shares": torch.ones(4, N), "dshares": torch.zeros(4, N), "loss": rows(), "weights": rows()},
     **GRADIENTS,
 }
-OF_SUMS = {"positive": rows(), "row_others": rows(), "column_others": rows(M), **SCORES}
+TWICE = {"multiples": [1.0, 2.0]}
+OF_SUMS = {
+    "positive": rows(),
+    "row_others": twice(rows()),
+    "column_others": twice(rows(M)),
+    **SCORES,
+    **TWICE,
+}
 OF_RECTANGLES = {
-    **{"row_logsumexp": rows(), "row_weights": rows(), "pairs": rows()},
-    **{"column_logsumexp": rows(M), "column_weights": rows(M), **SCORES},
+    **{"row_logsumexp": twice(rows()), "row_weights": twice(rows()), "pairs": rows()},
+    **{"column_logsumexp": twice(rows(M)), "column_weights": twice(rows(M)), **SCORES, **TWICE},
     **{**GRADIENTS, "dcandidates": torch.zeros(M, D)},
 }
 RECTANGLE = {**EMBEDDINGS, "candidates": torch.ones(M, D), **TILES}
@@ -219,14 +231,16 @@ def counts(*names: str) -> Refusals:
     return {name: refusal for name, refusal in COUNTS.items() if name.startswith(names)}
 
 
+NO_MULTIPLES: Refusals = {"no multiples": ({"multiples": []}, "multiples: want at least 1", "none")}
+
 OF_OPERATORS: dict[str, Refusals] = {
     **dict.fromkeys(OPERATORS, PROBLEMS),
     "contrastive_loss_rows": {**PROBLEMS, **malformed(SCORES)},
     "contrastive_loss_with_gradients": {**PROBLEMS, **NEEDED},
     "contrastive_loss_backward": {**PROBLEMS, **NEEDED, **malformed(OF_BACKWARD), **malformed(SCORES)},
     "clip_walk_": {**of_embeddings(N), **malformed(OF_CLIP), **counts("tile", "kept"), **NO_WEIGHTS},
-    "clip_sums_": {**of_embeddings(M), **malformed(OF_SUMS), **counts("tile")},
-    "clip_gradients_": {**of_embeddings(M), **malformed(OF_RECTANGLES), **counts("tile")},
+    "clip_sums_": {**of_embeddings(M), **malformed(OF_SUMS), **counts("tile"), **NO_MULTIPLES},
+    "clip_gradients_": {**of_embeddings(M), **malformed(OF_RECTANGLES), **counts("tile"), **NO_MULTIPLES},
     "three_block_walk_": {
         **{**of_embeddings(N), **malformed(OF_BLOCKS), **counts("chunk"), **NO_WEIGHTS},
         "one row": ({"queries": torch.ones(1, D)}, "queries: want at least 2 rows", "1"),
