@@ -52,6 +52,19 @@ def fma_rm(a: Array, b: Array, c: Array) -> Array:
     return np.where(above & np.isfinite(total), np.nextafter(nearest, np.float32(-np.inf)), nearest)
 
 
+def maximum(a: Array, b: Array, *, keeps_nan: bool) -> Array:
+    """The larger of floats. 0.0 is above -0.0; beside a NaN the number is the result, unless NaN is kept."""
+    larger = np.maximum(a, b) if keeps_nan else np.fmax(a, b)
+    # Of zeros numpy returns the one or the other by their places.
+    return np.where(a == b, np.where(np.signbit(a), b, a), larger)
+
+
+def minimum(a: Array, b: Array, *, keeps_nan: bool) -> Array:
+    """The smaller of floats, likewise."""
+    smaller = np.minimum(a, b) if keeps_nan else np.fmin(a, b)
+    return np.where(a == b, np.where(np.signbit(a), a, b), smaller)
+
+
 def saturated(x: Array) -> Array:
     """.sat of a float: clamped to [0, 1], NaN as 0."""
     return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))

@@ -14,8 +14,7 @@ from tests.emulator.writer import Writer
 SIGNS = {"add": "+", "sub": "-"}  # mul has other forms
 UNARY = {"neg": "-{}", "not": "~{}"}
 BINARY = {"and": "{a} & {b}", "or": "{a} | {b}", "xor": "{a} ^ {b}", "rem": "a.remainder({a}, th.array({b}))"}
-# Of integers and where a NaN stays one; and of floats, of which a number beside a NaN is the result.
-EXTREMES = {"min": ("minimum", "fmin"), "max": ("maximum", "fmax")}
+EXTREMES = {"min": "minimum", "max": "maximum"}
 SHIFTS = {"shl": "left", "shr": "right"}
 
 
@@ -38,9 +37,14 @@ class OfRegisters(Writer):
     def unary(self, i: Instruction, expression: str) -> None:
         self.write(i.operands[0], i.type, expression.format(self.value(str(i.operands[1]), i.type)))
 
-    def extreme(self, i: Instruction, names: tuple[str, str]) -> None:
-        name = names[is_float(i.type) and "NaN" not in i.modifiers]
-        self.binary(i, f"np.{name}({{a}}, {{b}})")
+    def extreme(self, i: Instruction, name: str) -> None:
+        if not is_float(i.type):
+            self.binary(i, f"np.{name}({{a}}, {{b}})")
+            return
+        if i.type not in ("f16", "f32", "f64") or set(i.modifiers[:-1]) - {"NaN", "ftz"}:
+            self.unknown(i.text)
+        extreme = f"a.{name}({{a}}, {{b}}, keeps_nan={'NaN' in i.modifiers})"
+        self.binary(i, f"a.flush({extreme})" if "ftz" in i.modifiers else extreme)
 
     def shift(self, i: Instruction, way: str) -> None:
         a, by = self.value(str(i.operands[1]), i.type), self.value(str(i.operands[2]), "b32")

@@ -47,6 +47,26 @@ def test_integers(instruction, meant):
     assert out.tolist() == wanted
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("min", [-0.0, -0.0, -0.0, 0.0, -1.0, -0.0, 2.0, 2.0]),
+        ("max", [0.0, 0.0, -0.0, 0.0, -0.0, 1.0, 2.0, 2.0]),
+        ("min.NaN", [-0.0, -0.0, -0.0, 0.0, -1.0, -0.0, np.nan, np.nan]),
+        ("max.NaN", [0.0, 0.0, -0.0, 0.0, -0.0, 1.0, np.nan, np.nan]),
+    ],
+)
+def test_zeros_have_an_order_whatever_their_places(name, meant, dtype):
+    """A maximum that lanes exchange must not depend on whose operand was the first."""
+    a = np.array([0.0, -0.0, -0.0, 0.0, -0.0, 1.0, np.nan, 2.0] * 4, dtype)
+    b = np.array([-0.0, 0.0, -0.0, 0.0, -1.0, -0.0, 2.0, np.nan] * 4, dtype)
+    out = np.zeros(len(a), dtype)
+    of_each_thread(f"{name}.f{8 * out.itemsize} d, a, b;", [a, b], out)
+    np.testing.assert_array_equal(out, np.array(meant * 4, dtype))
+    assert np.signbit(out[~np.isnan(out)]).tolist() == np.signbit([x for x in meant * 4 if x == x]).tolist()
+
+
 @pytest.mark.parametrize(
     ("how", "source"),
     [

@@ -28,7 +28,7 @@ IN_RANDOM_ORDER = {
 ALL = {
     80: (
         *("plain", "single", "deep", "low", "groups and mask", "bias, row negatives", "row scores, listed"),
-        "overflow, negatives",
+        *("overflow, negatives", "cosines, sample"),
         *("smoothed", "margin", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
         *("maxsim, odd width", "maxsim, steps"),

@@ -191,6 +191,8 @@ LOSSES = {
         options={**KEEP, "scale": 20.0, "normalize": True, "memory": "low", "exclude": fastqt.Margin(0.4)},
     ),
     "cosines": Loss(options={**KEEP, "scale": 20.0, "normalize": True}),
+    # More candidates than a sample has, whose maxima of rows beyond the end are zeros of both signs.
+    "cosines, sample": Loss(fastqt.info_nce_loss, N=45, M=1050),
     "overflow": Loss(spread=4.0, N=130, options={**KEEP, "scale": 5.0}),
     "overflow, negatives": Loss(dtype="float16", spread=4.0, K=140, options={**KEEP, "scale": 2.0}),
     "sigmoid": Loss(fastqt.sigmoid_loss, options={**KEEP, "scale": 0.2, "bias": bias}),
