@@ -198,7 +198,9 @@ def tiles_for(queries: Tensor, U: int) -> Config:
     if queries.dtype is torch.float32:
         if precision(queries.dtype) == "tf32":
             return Config(rows=128, columns=columns, width=32, warps=8, stages=3)
-        return Config(rows=64, columns=columns, width=16, warps=8, stages=2)
+        # Of fewer columns than 64 a tile of 64 rows takes registers that some GPUs would spill.
+        rows, stages = (64, 2) if columns == 64 else (128, 3)
+        return Config(rows=rows, columns=columns, width=16, warps=8, stages=stages)
     if D > KEPT_WIDTH:
         return Config(rows=128, columns=columns, width=64, warps=4, stages=3)
 

@@ -3,6 +3,8 @@
 from benchmarks.offline.cosine_cases import COSINES
 from tests.shared.launches import Case
 
+SHORT_MAXSIM = ("maxima_kernel places",)
+
 CASES = (
     Case(
         "bf16",
@@ -428,6 +430,31 @@ CASES = (
         precision="highest",
         maxsim=True,
         wanted=("maxima_kernel -KEPT -EVEN_D", "query_tokens_kernel", "document_tokens_kernel"),
+    ),
+    # Tiles of documents have the power of 2 of columns that holds their tokens, from 16 to 64.
+    Case("MaxSim, bf16, D=128, 4 tokens", D=128, tokens=4, maxsim=True, wanted=SHORT_MAXSIM),
+    Case("MaxSim, bf16, D=96, 20 tokens, mask", D=96, tokens=20, mask=True, maxsim=True, wanted=SHORT_MAXSIM),
+    Case("MaxSim, fp16, D=768, 4 tokens", dtype="float16", tokens=4, maxsim=True, wanted=SHORT_MAXSIM),
+    Case("MaxSim, bf16, D=768, 20 tokens", tokens=20, maxsim=True, wanted=SHORT_MAXSIM),
+    Case("MaxSim, tf32, 4 tokens", dtype="float32", D=128, tokens=4, maxsim=True, wanted=SHORT_MAXSIM),
+    Case("MaxSim, tf32, 20 tokens", dtype="float32", D=128, tokens=20, maxsim=True, wanted=SHORT_MAXSIM),
+    Case(
+        "MaxSim, fp32, D=75, 4 tokens",
+        dtype="float32",
+        D=75,
+        tokens=4,
+        precision="highest",
+        maxsim=True,
+        wanted=SHORT_MAXSIM,
+    ),
+    Case(
+        "MaxSim, fp32, D=128, 20 tokens",
+        dtype="float32",
+        D=128,
+        tokens=20,
+        precision="highest",
+        maxsim=True,
+        wanted=SHORT_MAXSIM,
     ),
     Case("guide, bf16", guide=True, normalize=True, wanted=("above_kernel -OF_UNITS",)),
     Case("guide, fp16, D=75", dtype="float16", N=1296, D=75, guide=True, wanted=("above_kernel -OF_UNITS",)),

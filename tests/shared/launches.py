@@ -73,7 +73,8 @@ class Case:
     far: bool = False  # rows of embeddings lie so far apart that offsets within a tile take 64 bits
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     tuned: bool = False  # the GPU's table knows plain exponentials alone, and has the largest tiles for them
-    maxsim: bool = False  # of N / 16 queries of 32 tokens and N / 8 documents of up to 180
+    maxsim: bool = False  # of N / 16 queries of 32 tokens and N / 8 documents
+    tokens: int = 180  # of such a document, without its padding
     guide: bool = False  # whose N rows are compared with as many candidates
     three_blocks: str | None = None  # MixCSE's: "both" mixed ones, or that of the "candidates"
     stop_gradient: bool = True  # there, as the following
@@ -375,7 +376,7 @@ def maxsim_problem_of(case: Case) -> tuple[Any, tuple[bool, ...]]:
 
     # Tokens are computed in float32, and read by products in the dtype of the case.
     queries, documents = (
-        torch.empty(case.N // rows, tokens, case.D) for rows, tokens in ((16, 32), (8, 180))
+        torch.empty(case.N // rows, tokens, case.D) for rows, tokens in ((16, 32), (8, case.tokens))
     )
     bias = torch.empty(documents.shape[:2]) if case.mask else None
     p = MaxSimProblem(queries, documents, 1.0, case.dtype, bias, None, 0)
