@@ -41,6 +41,7 @@ from fastqt.targets import TargetRows
 ROOM = {"cpu": (48 * 2**20, 16 * 2**20), "cuda": (512 * 2**20, 40 * 2**20)}
 MIN_ROWS = 64
 MIN_COLUMNS = 64
+SAVED = "logsumexp", "mass"  # what engines save of a problem's rows, unless they keep scores too
 
 
 @dataclass(kw_only=True)
@@ -105,6 +106,18 @@ class Filtered:
         saved = zip(*(rows.saved for rows in found), strict=True)
         return Rows(torch.cat([rows.loss for rows in found]), tuple(torch.cat(parts) for parts in saved))
 
+    def forward_for_backward(self, p: FilteredProblem) -> Rows:
+        """The same. Where all rows are one chunk, of which the engine keeps scores, so is the mask."""
+        keeping = getattr(self.engine, "forward_for_backward", None)
+        if keeping is None or _height(p) < len(p.queries) or len(p.candidates) < len(p.queries):
+            return self.forward(p)
+        with _NamingRows(p):
+            ((_, chunk),) = _chunks(p, len(p.queries))
+            rows: Rows = keeping(chunk)
+        if len(rows.saved) == len(SAVED) or chunk.mask is None:
+            return rows
+        return Rows(rows.loss, (*rows.saved, chunk.mask))
+
     def forward_with_gradients(
         self, p: FilteredProblem, row_weight: float, needs: Needs
     ) -> tuple[Tensor, Gradients]:
@@ -122,6 +135,11 @@ class Filtered:
     ) -> Gradients:
         """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
         sums = _Sums(p, needs)
+        if len(saved) > len(SAVED):
+            chunk = _whole(p, saved[-1])
+            sums.add(0, chunk, Inputs(*self.engine.backward(chunk, saved[:-1], row_weights, sums.needs)))
+            return sums.gradients()
+
         for first, chunk in _chunks(p, _height(p)):
             rows = slice(first, first + len(chunk.queries))
             known = tuple(x[rows] for x in saved)
@@ -241,12 +259,21 @@ def _columns(p: FilteredProblem) -> _Columns:
     return _Columns(torch.cat([p.candidates, p.negatives]), bias)
 
 
-def _chunk(p: FilteredProblem, columns: _Columns, rows: slice, entries: slice, cells: Tensor) -> Problem:
-    """The problem of some rows; its mask is written into `cells`."""
+def _chunk(
+    p: FilteredProblem,
+    columns: _Columns,
+    rows: slice,
+    entries: slice,
+    cells: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Problem:
+    """The problem of some rows; its mask is written into `cells`, unless it is known."""
     M = len(p.candidates)
     width = len(columns.candidates)
     targets = _targets(p.targets, rows, entries, M, width)
-    mask = _mask(p, rows, targets, cells, width)
+    if mask is None:
+        assert cells is not None
+        mask = _mask(p, rows, targets, cells, width)
     candidates, bias = columns
     shift = rows.start if p.diagonal == "zero" and rows.start < M else 0
     if shift:
@@ -352,6 +379,12 @@ def _rolled(t: TargetRows, shift: int, width: int) -> TargetRows:
     starts, columns, weights = t.compressed()
     inside = (columns >= 0) & (columns < width)
     return TargetRows(starts, ((columns - shift) % width).where(inside, columns), weights)
+
+
+def _whole(p: FilteredProblem, mask: Tensor) -> Problem:
+    """The problem of all rows, whose mask is known."""
+    rows, entries = slice(0, len(p.queries)), slice(0, _entry_edges(p.targets, [0, len(p.queries)])[-1])
+    return _chunk(p, _columns(p), rows, entries, mask=mask)
 
 
 def _entry_edges(t: TargetRows, rows: list[int]) -> list[int]:

@@ -10,7 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fastqt
 from fastqt.engines import filtered, ops, own_products
+from fastqt.engines.cpu import contrastive as cpu_schedule
 from fastqt.engines.guide_rows import InFloat32, InFloat64, guide_rows
+from fastqt.engines.triton import contrastive as triton_schedule
 from tests.shared import oracle
 from tests.shared.ring_memory import Live
 from tests.shared.tolerances import FLOAT32, FLOAT64, relative
@@ -45,6 +47,44 @@ def test_a_copy_of_the_positive_stays_in_whatever_order_its_score_is_summed(widt
     wanted = ~oracle.guide_excludes(scores, oracle.guide_thresholds(scores, 0.0, "absolute"))
     assert wanted[:, N:].any(1).all()
     assert staying.tolist() == (wanted.sum(1) + wanted[:, N:].sum(1)).tolist()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@pytest.mark.parametrize("diagonal", ["keep", "zero", "exclude"])
+def test_a_guide_is_asked_once_where_the_engine_keeps_scores(backend, diagonal, monkeypatch):
+    """Gradients have the same bits, in every backward pass, as where both are computed again."""
+    queries, candidates, negatives = (drawn(n, D, seed=n).float().requires_grad_() for n in (N, M, K))
+    guide = fastqt.Guide(drawn(N, E, seed=1), drawn(M, E, seed=2), negatives=drawn(K, E, seed=3))
+    asked = []
+    monkeypatch.setattr(filtered, "guide_rows", lambda *x, **how: asked.append(x) or guide_rows(*x, **how))
+
+    def gradients():
+        asked.clear()
+        how = {"negatives": negatives, "exclude": guide, "diagonal": diagonal, "backend": backend}
+        rows = fastqt.log_sum_exp(queries, candidates, **how)
+        inputs, weights = (queries, candidates, negatives), torch.linspace(-1, 2, N)
+        return [torch.autograd.grad(rows, inputs, weights, retain_graph=True) for _ in range(2)]
+
+    first, again = gradients()
+    assert len(asked) == 1
+    for engine in (cpu_schedule, triton_schedule):
+        monkeypatch.setattr(engine, "KEPT_BYTES", 0)
+    computed_again, _ = gradients()
+    assert len(asked) == 3
+    for kept, twice, wanted in zip(first, again, computed_again, strict=True):
+        assert torch.equal(kept, wanted)
+        assert torch.equal(twice, wanted)
+
+
+@pytest.mark.usefixtures("chunks")
+def test_no_scores_are_kept_of_several_chunks(monkeypatch):
+    heights = []
+    genuine = filtered.Filtered.forward
+    monkeypatch.setattr(filtered.Filtered, "forward", lambda self, p: heights.append(p) or genuine(self, p))
+    x, y = (drawn(n, D, seed=n).requires_grad_() for n in (N, M))
+    guide = fastqt.Guide(drawn(N, E, seed=1), drawn(M, E, seed=2))
+    fastqt.log_sum_exp(x, y, exclude=guide).sum().backward()
+    assert len(heights) == 1
 
 
 def test_an_error_names_the_row_of_the_problem(chunks):

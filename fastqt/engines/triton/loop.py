@@ -61,6 +61,10 @@ class Link(Protocol):
 class RowLink(Link, Protocol):
     """A link whose cells depend on their row's sum: E lacks the row's weight until that sum is known."""
 
+    @property
+    def exponentials(self) -> Tensor | None:
+        """E of all rows (N, width), if it is there before they are concluded."""
+
     def column_weights(self, rows: slice) -> Tensor:
         """What some concluded rows of E are multiplied by in sums over columns, float32."""
 
@@ -88,7 +92,8 @@ class Loop:
         """All gradients from chunks of whole rows."""
         o = self.operands
         height = chunk_rows(o, self.row_bytes(), self.scores.config)
-        E = o.p.queries.new_empty(height, aligned(o.width))
+        kept = link.exponentials
+        room = o.p.queries.new_empty(height, aligned(o.width)) if kept is None else kept
         o.make_products(alone=height >= o.N)
 
         weighted = None
@@ -98,14 +103,15 @@ class Loop:
 
         for rows in ranges(o.N, height):
             n = rows.stop - rows.start
-            link.whole_rows(rows, E[:n])
-            self.finish_queries(rows, self._times_columns(rows, E[:n]), weighted)
+            E = room[:n] if kept is None else kept[rows]
+            link.whole_rows(rows, E)
+            self.finish_queries(rows, self._times_columns(rows, E), weighted)
             for block in o.blocks:
                 if block.product is not None and weighted is not None:
-                    multiply(block.product, E[:n, block.columns].T, weighted[:n], add=rows.start > 0)
+                    multiply(block.product, E[:, block.columns].T, weighted[:n], add=rows.start > 0)
             if self.column_sums is not None:
                 weights = link.column_weights(rows).to(E.dtype)
-                multiply(self.column_sums[None], weights[None], E[:n, : o.M], add=True)
+                multiply(self.column_sums[None], weights[None], E[:, : o.M], add=True)
 
         if self.column_sums is not None and self.scores.norms.candidates is not None:
             self.column_sums.div_(self.scores.norms.candidates)  # by which E is stored multiplied

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastqt.engines.triton.operands import Operands
+from fastqt.engines.triton.operands import Operands, aligned
 from fastqt.engines.triton.scores import Scores
 from fastqt.kernels.row_products import multiply_overflowed_rows
 from fastqt.kernels.row_stats import row_stats
@@ -23,13 +24,24 @@ from fastqt.kernels.tuning import sample_config
 SAMPLE = 256  # candidates whose scores help to choose the shifts
 
 
+class Kept(NamedTuple):
+    """What a forward pass has left of all rows. Those whose shift was too far off are computed again."""
+
+    exponentials: Tensor  # (N, width): E
+    tile_row_sums: Tensor  # (tiles, N) float32
+
+
 class Softmax:
     """The link of `contrastive_loss` and of `log_sum_exp`."""
 
-    def __init__(self, operands: Operands, scores: Scores | None = None) -> None:
-        self.operands = operands
+    def __init__(self, operands: Operands, scores: Scores | None = None, *, kept: Kept | None = None) -> None:
+        self.operands, self.kept = operands, kept
         self.scores = scores or Scores(operands)
         self.scores.choose_shifts(_sampled_maxima(self.scores))
+
+    @property
+    def exponentials(self) -> Tensor | None:
+        return None if self.kept is None else self.kept.exponentials
 
     def whole_rows(self, rows: slice, E: Tensor | None) -> None:
         """Concludes some rows, and fills E, if given, with all their columns."""
@@ -41,11 +53,25 @@ class Softmax:
             for block in o.blocks:
                 self._exp(scores.tile(block, rows), E[:, block.columns])
             return
+        sums = self._fill_rows(rows, E) if self.kept is None else self.kept.tile_row_sums[:, rows]
+        self.conclude_rows(rows, sums, E)
+
+    def whole_matrix(self) -> Kept:
+        """Concludes all rows, with what a backward pass may keep of them; not of float16."""
+        o = self.operands
+        rows, E = slice(0, o.N), o.p.queries.new_empty(o.N, aligned(o.width))
+        sums = self._fill_rows(rows, E)
+        self.conclude_rows(rows, sums, E)
+        return Kept(E, sums)
+
+    def _fill_rows(self, rows: slice, E: Tensor | None) -> Tensor:
+        """Fills E, if given, and returns the sums of the rows by tiles."""
+        o, scores = self.operands, self.scores
         sums, parts = scores.tile_row_sums(rows)
         for block, part in zip(o.blocks, parts, strict=True):
             out = None if E is None else E[:, block.columns]
             self._exp(scores.tile(block, rows), out, tile_row_sums=part)
-        self.conclude_rows(rows, sums, E)
+        return sums
 
     def begin(self, rows: slice) -> None:
         """Finds the shifts of some rows of float16 from their logsumexp."""
