@@ -43,7 +43,7 @@ def run(planned: Sequence[Wave], options: Options, report: Report) -> None:
                 outcomes.append(future.result())
                 report.add(outcomes[-1])
         failed = sum(outcome.status == "failed" for outcome in outcomes)
-        name = wave[0].name.split(",")[0]
+        name = wave[-1].name.split(",")[0]  # The first may be one that takes long, beside the others.
         told = f"{len(wave)} sections" if len(wave) > 1 else "1 section"
         print(
             f"{name}: {told} in {time.monotonic() - begin:.0f} s, {failed} failed",

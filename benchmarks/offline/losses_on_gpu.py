@@ -37,6 +37,7 @@ from tests.shared.loss_options import LOSSES, parameters
 RESULTS = Path(__file__).parents[1] / "results" / "losses-on-gpu.json"
 N, D = 4096, 768
 PREFIXES = (192, 384, 768)
+TOKENS = {"quer": 32, "docu": 180}  # of MaxSim's texts, by how its tensors' names begin
 # Their columns are the few words or classes of the table of all losses, less than a tile's.
 OF_A_DECODER = ("arcface_loss", "cosface_loss", "gloss_bow_loss", "gloss_pos_loss")
 SCORES = ("scores_kernel", "maxima_kernel")
@@ -81,14 +82,19 @@ def rows_of(name: str) -> int:
 
 
 def unit_of(name: str) -> int:
-    """The multiplications of one product of all rows with as many."""
-    return rows_of(name) ** 2 * D
+    """The multiplications of one product of all rows with as many, or of all tokens of queries and documents."""
+    N = rows_of(name)
+    if name == "maxsim_loss":  # It has a hard negative for each query, too.
+        return N * TOKENS["quer"] * 2 * N * TOKENS["docu"] * D
+    return N**2 * D
 
 
 def inputs(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """A loss's tensors of D columns, random or without values; what is a number stays one of float32."""
     tensors, loss = {}, EVERY_LOSS[name]
     for key, x in loss.inputs(rows_of(name), torch.Generator().manual_seed(0), False).items():
+        if name == "maxsim_loss" and x.dim() > 1:
+            x = x.new_empty(len(x), TOKENS[key[:4]], *x.shape[2:])
         if x.is_floating_point():
             shape = [*x.shape[:-1], D] if x.dim() > 1 else x.shape
             kind = dtype if x.dim() else torch.promote_types(dtype, torch.float32)

@@ -14,7 +14,7 @@ from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.operands import Operands, needs_whole_rows, weighted_sum
 from fastqt.problem import Gradients, Needs, Problem, Rows
 
-KEPT_BYTES = 64 * 2**20  # of exponentials, up to which they are kept from the forward to the backward pass
+KEPT_BYTES = 128 * 2**20  # of exponentials, up to which they are kept from the forward to the backward pass
 
 
 def gradients_in_forward(p: Problem) -> bool:
