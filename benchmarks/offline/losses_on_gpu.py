@@ -82,7 +82,7 @@ def rows_of(name: str) -> int:
 
 
 def unit_of(name: str) -> int:
-    """The multiplications of one product of all rows with as many, or of all tokens of queries and documents."""
+    """The multiplications of one product of all rows with as many, of MaxSim of all tokens."""
     N = rows_of(name)
     if name == "maxsim_loss":  # It has a hard negative for each query, too.
         return N * TOKENS["quer"] * 2 * N * TOKENS["docu"] * D

@@ -14,6 +14,7 @@ import pytest
 
 from fastqt.engines.chunked import walk
 from fastqt.engines.cpu import contrastive as cpu
+from fastqt.engines.triton import contrastive as triton
 from fastqt.engines.triton import operands
 from fastqt.kernels import tuning
 from fastqt.machine import verdicts
@@ -72,6 +73,7 @@ def share(part: float) -> str:
 FACTS: dict[str, str | Callable[[], str]] = {
     "memory of a chunk on a CPU": lambda: of_bytes(cpu.CHUNK_BYTES),
     "scores that are kept on a CPU": lambda: of_bytes(cpu.KEPT_BYTES),
+    "scores that are kept on a GPU": lambda: of_bytes(triton.KEPT_BYTES),
     "memory=low on a CPU": lambda: of_bytes(cpu.LOW_BYTES),
     "memory of the engine torch on a CPU": lambda: of_bytes(walk.ROOM["cpu"][0]),
     "memory=low of the engine torch on a CPU": lambda: of_bytes(walk.ROOM["cpu"][1]),
@@ -109,7 +111,8 @@ STATED = {
     "docs/concepts.md": "memory of a chunk on a CPU; memory=low on a CPU",
     "docs/devices.md": (
         "memory of the engine torch on a CPU; memory of the engine torch elsewhere; "
-        "memory=low of the engine torch on a CPU; memory=low on other devices; 64 KiB"
+        "memory=low of the engine torch on a CPU; memory=low on other devices; "
+        "scores that are kept on a GPU; 64 KiB"
     ),
     "docs/distributed.md": "predicted products of a GPU; 0 %",
     "docs/evaluation.md": "1.5 GB",
@@ -127,7 +130,8 @@ STATED = {
         "counts may rise"
     ),
     "docs/losses/general.md": (
-        "memory of a chunk on a CPU; memory on a GPU, at least; memory=low on a CPU; memory=low on a GPU"
+        "memory of a chunk on a CPU; memory on a GPU, at least; memory=low on a CPU; memory=low on a GPU; "
+        "scores that are kept on a GPU; scores that are kept on a CPU"
     ),
     "docs/losses/views.md": (
         "tokens that are masked; masked tokens that become the mask; masked tokens that become random; "

@@ -7,8 +7,8 @@ from tests.engines.triton import test_absent_gpu
 
 pytestmark = test_absent_gpu.pytestmark
 MOST = 1.25  # times the products of plain PyTorch
-# CLIP's scores are made once more, and with filters its directions come one after the other. HCL has softmaxes
-# of two scales, each with its own scores.
+# CLIP's scores are made once more, and with filters its directions come one after the other. HCL has
+# softmaxes of two scales, each with its own scores.
 ABOVE = {"clip_loss", "hcl_loss"}
 
 
