@@ -325,3 +325,21 @@ def test_a_centre_that_is_a_parameter():
     wanted = gradients()
     with fused:
         close(list(gradients()), list(wanted))
+
+
+@pytest.mark.parametrize("end", [info_nce, walk])
+@pytest.mark.parametrize("use", [kept_gradient, lambda q: Doubled.apply(q).square().sum()])
+def test_rows_that_are_asked_for_after_their_product(use, end):
+    """Gradients of scores that are computed then go through the rows."""
+
+    def program(block: bool) -> list[Tensor]:
+        x, y = inputs()
+        with fused if block else torch.enable_grad():
+            q, c = F.normalize(x), F.normalize(y)
+            scores = q @ c.T
+            more = use(q)
+            losses = scores.sigmoid().sum() if end is walk else F.cross_entropy(scores / 0.1, ROWS)
+            (losses + more.sum()).backward()
+        return [x.grad, y.grad, *([q.grad] if q.retains_grad else [])]
+
+    torch.testing.assert_close(program(True), program(False), rtol=1e-12, atol=1e-14)
