@@ -152,6 +152,7 @@ std::tuple<Tensor, Tensor> sum_by_row(const Tensor& ids,                    // (
   check_matrix("values", values);
   const int64_t* const id = integers("ids", ids);
   const int64_t T_ = ids.size(0), sources_count = offsets ? offsets->size(0) : T_;
+  STD_TORCH_CHECK(table_rows >= 0, "table_rows: want at least 0, got ", table_rows);
   check_ids(id, T_, table_rows);
   STD_TORCH_CHECK(values.size(0) == sources_count, "values: want ", sources_count, " rows, got ",
                   described(values));
