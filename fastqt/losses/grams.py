@@ -49,7 +49,9 @@ class _Gram(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, beside = ctx.saved_tensors
         of_x, of_beside = upstream[0].split([x.shape[1], beside.shape[1]], 1)
-        weights = torch.cat([of_x + of_x.T, of_beside.T])
+        weights = of_x + of_x.T
+        if beside.shape[1]:
+            weights = torch.cat([weights, of_beside.T])
         with without_autocast(x):
             if x.dtype is ctx.dtype:
                 return _joined(x, beside, x.dtype) @ weights, None, None
