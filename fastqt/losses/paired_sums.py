@@ -118,7 +118,12 @@ def _side(logsumexp: Tensor, weights: Tensor) -> ClipSide:
 
 def _of_all_ranks(batch: Batch, x: Tensor) -> Tensor:
     """What all ranks' rows have, (M,) or (multiples, M), of which this one's, the first, have (..., n)."""
-    return batch.gather_constant_own_first(x.movedim(-1, 0)).movedim(0, -1).contiguous()
+    return _rows_first(batch.gather_constant_own_first, x)
+
+
+def _rows_first(exchange: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What ranks exchange, which know rows by the first dimension, of numbers (n,) or (multiples, n)."""
+    return exchange(x.movedim(-1, 0).contiguous()).movedim(0, -1).contiguous()
 
 
 class _PairedSums(torch.autograd.Function):
@@ -128,7 +133,7 @@ class _PairedSums(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         p = scoring.problem(rows, columns, keeps=any(ctx.needs_input_grad))
         positive, row_others, column_others = engine.computation(p).sums(p)
-        column_others = scoring.call.batch.log_add_up(column_others)
+        column_others = _rows_first(scoring.call.batch.log_add_up, column_others)
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
         ctx.save_for_backward(rows, columns, row_others, column_others, p.kept, *scale)
         return positive, row_others, column_others[..., : len(rows)].clone()

@@ -101,7 +101,7 @@ def _operations(name: str, args: Any) -> int:
     elif name.startswith("clip"):
         gradients = {"clip_sums_": (), "clip_gradients_": args[-3:-1]}[name]
         sides = [x is not None for x in gradients]
-        kept = args[-4] if name == "clip_gradients_" else None
+        kept = args[-5] if name == "clip_gradients_" else None
     else:
         raise KeyError(name)
     scored = len(queries) - (0 if kept is None else len(kept))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fastqt.engines.engine import Engine
-from fastqt.engines.features import COLUMNS, FEATURES, MIXED, MULTIPLES
+from fastqt.engines.features import COLUMNS, FEATURES, MIXED
 from fastqt.engines.reference import clip
 from fastqt.problem import AnyProblem, ClipProblem, Problem
 
@@ -19,7 +19,7 @@ def _of_kind(p: AnyProblem) -> Any:
 
 ENGINE = Engine(
     "reference",
-    takes=FEATURES - {COLUMNS, MIXED, MULTIPLES},
+    takes=FEATURES - {COLUMNS, MIXED},
     of_kind=_of_kind,
     dtype_for=lambda p, dtype: torch.promote_types(dtype, torch.float32),
     # Prefixes are normalised one by one.

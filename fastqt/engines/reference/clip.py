@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
@@ -23,7 +24,9 @@ def sums(p: ClipProblem) -> ClipSums:
     own = _pairs_of(p, scores)
     positive = positive_scores(own)
     own.fill_(float("-inf"))
-    return ClipSums(positive, scores.logsumexp(1), scores.logsumexp(0))
+    multiples = [multiple * scores for multiple in p.multiples]
+    row_others, column_others = (torch.stack([x.logsumexp(dim) for x in multiples]) for dim in (1, 0))
+    return ClipSums(positive, row_others.squeeze(0), column_others.squeeze(0))
 
 
 def gradients_from(
@@ -32,8 +35,12 @@ def gradients_from(
     """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
     scale, products = finite_scale(p.scale), _products(p)
     scores = scale * products.to(accumulation_dtype(p.queries.device))
-    of_scores = rows.weights[:, None] * (scores - rows.logsumexp[:, None]).exp_()
-    of_scores += columns.weights * (scores - columns.logsumexp).exp_()
+    of_scores = torch.zeros_like(scores)
+    for multiple, *sides in zip(p.multiples, *map(_of_each, (*rows, *columns)), strict=True):
+        row_logsumexp, row_weights, column_logsumexp, column_weights = sides
+        several = multiple * scores
+        of_scores += multiple * row_weights[:, None] * (several - row_logsumexp[:, None]).exp_()
+        of_scores += multiple * column_weights * (several - column_logsumexp).exp_()
     _pairs_of(p, of_scores).copy_(pairs)
     of_products = (scale * of_scores).to(p.queries.dtype)
     return Inputs(
@@ -41,6 +48,11 @@ def gradients_from(
         candidates=of_products.T @ p.queries if needs.candidates else None,
         scale=(of_scores * products).sum() if needs.scale else None,
     )
+
+
+def _of_each(x: Tensor) -> Tensor:
+    """What each multiple of the scores has of a side, (multiples, n)."""
+    return x if x.dim() == 2 else x[None]
 
 
 def _products(p: ClipProblem) -> Tensor:
