@@ -100,7 +100,8 @@ def _sums(batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _few_rows(batch: Batch, rows: Tensor) -> Tensor:
     """The sum of the squared scores of all rows with all other rows, from the scores."""
-    others = gram(batch.gather_replicated(rows).T).fill_diagonal_(0)
+    scores = gram(batch.gather_replicated(rows).T)
+    others = scores - scores.diagonal().diag_embed()
     return others.square().sum(dtype=accumulation_dtype(rows.device))
 
 
