@@ -115,7 +115,7 @@ def hardening(torch_include: str) -> tuple[list[str], list[str]]:
         f"-Wl,--version-script={EXPORTS.resolve()}",
     ]
     if links_old_glibc():
-        link_flags += ["-Wl,--wrap=exp", "-Wl,--wrap=log"]  # csrc/glibc.cpp says why
+        link_flags += ["-Wl,--wrap=exp", "-Wl,--wrap=log", "-Wl,--wrap=pow"]  # csrc/glibc.cpp says why
 
     # Python's own flags ask for debugging symbols, four fifths of the file.
     return compile_flags, [*link_flags, "-Wl,-s"]

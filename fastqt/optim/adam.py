@@ -190,11 +190,11 @@ class Adam(torch.optim.Adam):
         """Moves the rows with a gradient; the others are from now on a step further behind."""
         state, settings = self.state[table], _settings(group)
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.zeros((), device="cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
         if "last" not in state:
-            state["last"] = torch.full((len(table),), int(state["step"]))
-            state["rates"] = torch.zeros(WINDOW, 2, dtype=torch.float64)
+            state["last"] = torch.full((len(table),), int(state["step"]), device="cpu")
+            state["rates"] = torch.zeros(WINDOW, 2, dtype=torch.float64, device="cpu")
         if self._settings.setdefault(table, settings) != settings:
             self._replay(table)  # the steps that are missed were taken with others
             self._settings[table] = settings
@@ -203,7 +203,7 @@ class Adam(torch.optim.Adam):
         state["step"] += 1
         step, lr = int(state["step"]), float(group["lr"])
         rates = [lr, 1 - lr * group["weight_decay"]]
-        state["rates"][(step - 1) % WINDOW] = torch.tensor(rates, dtype=torch.float64)
+        state["rates"][(step - 1) % WINDOW] = torch.tensor(rates, dtype=torch.float64, device="cpu")
         _native_step(group, table, state, rows, values, torch.full_like(rows, step))
         state["last"].index_fill_(0, rows, step)
         if step % WINDOW == 0:

@@ -68,7 +68,8 @@ class fused:  # noqa: N801  # used as a function is: `with fastqt.fused():`, `@f
 
     Example:
         >>> import torch, fastqt
-        >>>         >>> def my_loss(queries, candidates):
+        >>> import torch.nn.functional as F
+        >>> def my_loss(queries, candidates):
         ...     scores = queries @ candidates.T / 0.05
         ...     return F.cross_entropy(scores, torch.arange(len(queries)))
         >>> queries, candidates = F.normalize(torch.randn(2, 512, 16), dim=2)

@@ -6,7 +6,6 @@ the program itself: the functions that it called are called then, with their gra
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -357,10 +356,17 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
 
 
 def changes_in_place(func: Function, kwargs: dict[str, Any]) -> bool:
-    return kwargs.get("out") is not None or _changes_its_first(func)
+    changes = _CHANGES.get(func)
+    if changes is None:
+        changes = _changes_its_first(func)
+        if not torch.compiler.is_compiling():  # A graph depends on no dictionary that grows.
+            _CHANGES[func] = changes
+    return changes or kwargs.get("out") is not None
 
 
-@functools.lru_cache(maxsize=1024)
+_CHANGES: dict[Function, bool] = {}  # functions that are known
+
+
 def _changes_its_first(func: Function) -> bool:
     """Whether a function changes its first argument, as its name says."""
     name = getattr(func, "__name__", "")

@@ -26,7 +26,7 @@ from fastqt._version import __version__
 
 ROOT = Path(__file__).parents[2]
 HUB = Path(__file__).parent
-LEFT_OUT = ("__main__.py", "integrations", "kernels.py", "nn", "sentences")  # of fastqt/
+LEFT_OUT = ("__main__.py", "integrations", "kernels.py", "nn", "optim", "sentences")  # of fastqt/
 IMPORT = re.compile(r"^(\s*)from fastqt(\.[\w.]+)? import ", re.MULTILINE)
 LOADS_BY_NAME = re.compile(
     r"^\s*import fastqt\b|(import_module|find_spec|files)\(\s*f?\"fastqt", re.MULTILINE
@@ -128,7 +128,7 @@ def copy(path: Path, folder: Path, name: Path, identifier: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     text = relative(path.read_text(encoding="utf-8"), depth=len(name.parts))
     if name == Path("__init__.py"):  # of the package, whose names are those that the copy has
-        text = text.replace('    "nn",\n', "")
+        text = text.replace('    "nn",\n', "").replace('    "optim",\n', "")
     text = text.replace("torch.ops.fastqt", f"torch.ops.{identifier}").replace("fastqt::", f"{identifier}::")
     if (absolute := LOADS_BY_NAME.search(text)) is not None:
         raise SystemExit(f"{path}: want imports that can become relative, got {absolute[0].strip()!r}")

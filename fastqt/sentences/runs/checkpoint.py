@@ -95,10 +95,12 @@ def load_checkpoint(
         # An optimiser that treats rows as parameters counts the steps of each of them.
         counts_rows = any(group.get("rows") == "touched" for group in optimizer.param_groups)
         for name, parameter in model.named_parameters():
-            like = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+            like = {"step": torch.zeros((), device="cpu"), "exp_avg": parameter, "exp_avg_sq": parameter}
             # Where rows of a table are behind; an older version has stored none that are.
-            like["last"] = torch.zeros(len(parameter) if parameter.dim() else 0, dtype=torch.int64)
-            like["rates"] = torch.zeros(WINDOW, 2, dtype=torch.float64)
+            like["last"] = torch.zeros(
+                len(parameter) if parameter.dim() else 0, dtype=torch.int64, device="cpu"
+            )
+            like["rates"] = torch.zeros(WINDOW, 2, dtype=torch.float64, device="cpu")
             for key, wanted in like.items():
                 if (stored := f"optimizer.{key}.{name}") in names:
                     # safetensors returns a tensor that maps the file; a copy does not depend on the file.
