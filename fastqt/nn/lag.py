@@ -33,4 +33,4 @@ def up_to_date(table: Tensor, ids: Tensor | None = None) -> None:
         reader(table, ids)
 
 
-up_to_date._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled graph calls it as it is
+up_to_date._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo's mark: do not trace

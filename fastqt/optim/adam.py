@@ -105,7 +105,7 @@ class Adam(torch.optim.Adam):
         self._ignores_reads = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch gives it no types
         if "_rows" not in self.__dict__:  # a copy, or one that was unpickled
             self._set_up(self.defaults["rows"])
             self._step_supports_amp_scaling = False

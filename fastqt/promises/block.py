@@ -94,7 +94,7 @@ class fused:  # noqa: N801  # used as a function is: `with fastqt.fused():`, `@f
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         mode = self._modes.pop()
-        mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # nor this one
         if kind is None:
             mode.ended()
 
