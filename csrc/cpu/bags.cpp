@@ -3,8 +3,11 @@
 //
 // There are V rows of width D, T ids and B bags; the ids of bag b begin at offsets[b]. Both
 // operators sum groups of rows. Each sum is made by one thread, in the order of the ids, so that
-// the number of threads does not change its bits. A group is summed kColumns columns at a time: the
-// part of a table that these columns are stays in a cache while all groups read it.
+// the number of threads does not change its bits.
+//
+// A group is summed a block of columns at a time, and all groups for one block before the next one.
+// The gradient reads each of B rows many times: the part of them that a narrow block needs stays in
+// a cache. Bags read rows of a table that no cache holds, so that a row is best read to its end.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -27,7 +30,7 @@
 namespace fastqt {
 namespace {
 
-constexpr int64_t kColumns = 128;
+constexpr int64_t kBagColumns = 1024, kGradientColumns = 128;
 
 // A contiguous vector of int64, which may be empty.
 const int64_t* integers(const char* name, const Tensor& tensor) {
@@ -71,20 +74,21 @@ std::vector<int64_t> starts_of(const Tensor& offsets, int64_t size) {
 // `table`, each times the factor of its row where there are factors; or their mean.
 template <class S>
 void sum_groups(const Tensor& out, const Tensor& table, const int64_t* sources,
-                const std::vector<int64_t>& starts, const Computed<S>* factors, bool mean) {
+                const std::vector<int64_t>& starts, const Computed<S>* factors, bool mean,
+                int64_t columns) {
   using T = Computed<S>;
   const RowsOf<S> from(table), to(out);
   const int64_t D = to.width, groups = out.size(0);
-  const int64_t blocks = (D + kColumns - 1) / kColumns;
+  const int64_t blocks = (D + columns - 1) / columns;
 
   // The work of a block of columns, in which a group has a place for each row and one for itself.
   const auto place = [&](int64_t group) { return starts[group] + group; };
   const int64_t span = place(groups);
 
-  in_parallel(blocks * span, std::min(D, kColumns), [&](int64_t begin, int64_t end) {
-    std::array<T, kColumns> sums;
+  in_parallel(blocks * span, std::min(D, columns), [&](int64_t begin, int64_t end) {
+    std::vector<T> unrounded(kRounds<S> ? columns : 0);
     for (int64_t block = begin / span; block * span < end; ++block) {
-      const int64_t column = block * kColumns, width = std::min(kColumns, D - column);
+      const int64_t column = block * columns, width = std::min(columns, D - column);
       const int64_t first = begin - block * span, last = end - block * span;
       int64_t low = 0, high = groups;  // the first group whose place is not before `first`
       while (low < high) {
@@ -95,13 +99,14 @@ void sum_groups(const Tensor& out, const Tensor& table, const int64_t* sources,
 
       for (int64_t g = low; g < groups && place(g) < last; ++g) {
         const int64_t size = starts[g + 1] - starts[g];
-        rows_sum(sums.data(), from.data + column, from.stride, sources + starts[g], factors, size,
-                 width);
-        const T divisor = mean && size > 0 ? static_cast<T>(size) : T(1);
-        for (int64_t j = 0; j < width; ++j) sums[j] /= divisor;
         S* const row = to[g] + column;
-        if constexpr (kRounds<S>) row_round(row, sums.data(), width);
-        else std::copy_n(sums.data(), width, row);
+        T* sums;
+        if constexpr (kRounds<S>) sums = unrounded.data();
+        else sums = row;
+        rows_sum(sums, from.data + column, from.stride, sources + starts[g], factors, size, width);
+        if (mean && size > 1)
+          for (int64_t j = 0; j < width; ++j) sums[j] /= static_cast<T>(size);
+        if constexpr (kRounds<S>) row_round(row, sums, width);
       }
     }
   });
@@ -118,8 +123,9 @@ Tensor bag_sum(const Tensor& table,    // (V, D)
   const Tensor rows = with_adjacent_columns(table);
   const Tensor out = new_matrix(table, offsets.size(0), table.size(1));
 
-  with_dtype(table.scalar_type(),
-             [&]<class S>(S) { sum_groups<S>(out, rows, sources, starts, nullptr, mean); });
+  with_dtype(table.scalar_type(), [&]<class S>(S) {
+    sum_groups<S>(out, rows, sources, starts, nullptr, mean, kBagColumns);
+  });
   return out;
 }
 
@@ -187,7 +193,7 @@ std::tuple<Tensor, Tensor> sum_by_row(const Tensor& ids,                    // (
     for (std::size_t b = 0; b < factors.size(); ++b)
       factors[b] = 1 / static_cast<T>(std::max<int64_t>(1, bags[b + 1] - bags[b]));
     sum_groups<S>(sums, from, sources.data(), starts, factors.empty() ? nullptr : factors.data(),
-                  false);
+                  false, kGradientColumns);
   });
   return {rows, sums};
 }

@@ -11,9 +11,10 @@ from fastqt.nn.sparse_gradients import bag_sum, distinct_rows, sum_by_row
 from tests.shared.tolerances import FLOAT64, UNIT_ROUNDOFF, relative
 
 native = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
-# A table of more rows than one digit of the sort has, and widths on both sides of a block of columns.
+# A table of more rows than one digit of the sort has, and widths on both sides of the blocks of columns: of
+# gradients and, the widest, of bags.
 V = 5000
-WIDTHS = (1, 7, 128, 300)
+WIDTHS = (1, 7, 128, 300, 1100)
 MODES = ("sum", "mean")
 
 
@@ -67,14 +68,15 @@ def test_bags_and_their_gradients_are_those_of_torch(D, dtype, mode, path):
 
 
 @native
+@pytest.mark.parametrize("D", [130, 1100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sums_in_the_order_of_the_ids_have_the_bits_of_float32(dtype):
+def test_sums_in_the_order_of_the_ids_have_the_bits_of_float32(dtype, D):
     """One row after the other in float32, which a result in bfloat16 is rounded from once."""
-    table, ids, offsets, _ = bags(130, dtype)
+    table, ids, offsets, _ = bags(D, dtype)
     result = bag_sum(table, ids, offsets)
     for bag, begin in enumerate(offsets):
         end = offsets[bag + 1] if bag + 1 < len(offsets) else len(ids)
-        total = torch.zeros(130)
+        total = torch.zeros(D)
         for row in table[ids[begin:end]].float():
             total += row
         assert torch.equal(result[bag], total.to(dtype))
@@ -82,7 +84,7 @@ def test_sums_in_the_order_of_the_ids_have_the_bits_of_float32(dtype):
 
 @native
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("D", [5, 300])
+@pytest.mark.parametrize("D", [5, 300, 1100])
 def test_the_number_of_threads_changes_no_bit(D, mode):
     table, ids, offsets, upstream = bags(D, torch.float32, bags=2000)
     before = torch.get_num_threads()
