@@ -33,8 +33,9 @@ def program() -> Path:
     """The program that measures the multipliers."""
     if building.compiler() is None:
         pytest.skip("no C++ compiler")
-    flags = ("-O2", "-std=c++20", "-pthread")
-    return building.build({"benchmarks/peak.cpp": flags}, headers=(), link=("-pthread",))
+    flags = ("-O2", "-std=c++20", "-pthread", "-Icsrc")
+    headers = ("csrc/cpu/tiles.h",)
+    return building.build({"benchmarks/peak.cpp": flags}, headers=headers, link=("-pthread",))
 
 
 def peak_of(program: Path, dtype: str) -> float:
@@ -47,8 +48,8 @@ def peak_of(program: Path, dtype: str) -> float:
 
 def own_products(queries: Tensor, candidates: Tensor) -> dict[str, partial[None]]:
     """The three products by fastqt's micro-kernels, where it has such for this processor."""
-    levels = (0, 0, 0) if ops.native_error is not None else torch.ops.fastqt.product_levels()
-    level = levels[2] if queries.dtype is torch.bfloat16 else levels[1]
+    levels = (0,) * 4 if ops.native_error is not None else torch.ops.fastqt.product_levels()
+    level = levels[3] if queries.dtype is torch.bfloat16 else levels[2]
     if level == 0:
         return {}
     scores = queries.new_empty(len(queries), len(candidates))

@@ -1,6 +1,7 @@
 // Prints how many operations a second the multipliers of this processor make on some threads at
 // once, in GFLOP/s: of float32, and of bfloat16 with sums in float32, 0 where it has no
-// instructions for them.
+// instructions for them. Vectors stay in registers; the tiles of AMX are read again from the first
+// level of the cache for every second product, as a product of matrices reads them.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -9,6 +10,8 @@
 #include <cstdlib>
 #include <thread>
 #include <vector>
+
+#include "cpu/tiles.h"
 
 namespace {
 
@@ -48,6 +51,24 @@ FASTQT_PEAK(with_avx2, __attribute__((target("avx2,fma"))), 32, 12,
             asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y)))
 #endif
 
+#ifdef FASTQT_TILES
+void with_tiles() {
+  constexpr int kTile = 512;  // numbers of bfloat16
+  const fastqt::Tiles tiles;
+  alignas(64) uint16_t operands[8 * kTile];
+  std::fill_n(operands, 8 * kTile, uint16_t{0x3f80});  // 1
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const uint16_t* const at = operands + step % 2 * 4 * kTile;
+    fastqt::Tiles::read<4>(at, 64), fastqt::Tiles::read<6>(at + kTile, 64);
+    fastqt::Tiles::add_product<0, 4, 6>();
+    fastqt::Tiles::read<7>(at + 2 * kTile, 64);
+    fastqt::Tiles::add_product<1, 4, 7>();
+    fastqt::Tiles::read<5>(at + 3 * kTile, 64);
+    fastqt::Tiles::add_product<2, 5, 6>(), fastqt::Tiles::add_product<3, 5, 7>();
+  }
+}
+#endif
+
 // GFLOP/s of `threads` threads that run a function at once, whose steps have so many operations:
 // the best of some turns.
 double rate(void (*function)(), double operations, int threads) {
@@ -82,7 +103,12 @@ int main(int, char** arguments) {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f")) float32 = rate(with_avx512, kChains * 32, threads);
   else if (__builtin_cpu_supports("avx2")) float32 = rate(with_avx2, 12 * 16, threads);
-  if (__builtin_cpu_supports("avx512bf16")) bfloat16 = rate(with_bfloat16, kChains * 64, threads);
+#ifdef FASTQT_TILES
+  constexpr double kOperations = 4.0 * 2 * 16 * 16 * 32;
+  if (fastqt::Tiles::available()) bfloat16 = rate(with_tiles, kOperations, threads);
+#endif
+  if (bfloat16 == 0 && __builtin_cpu_supports("avx512bf16"))
+    bfloat16 = rate(with_bfloat16, kChains * 64, threads);
 #else
   static_cast<void>(threads);
 #endif

@@ -91,6 +91,12 @@ struct TileShape {
   static constexpr int kLanes = kLanesOf, kRows = kRowsOf, kVectors = kVectorsOf;
   static constexpr int kColumns = kLanes * kVectors;
   static constexpr bool kPairs = !std::is_same_v<Element, float>;
+  // Parts of rows, and of elements, begin anywhere.
+  static constexpr int64_t kRowUnit = 1, kUnit = 1;
+  // A block of the product has at most so many rows and so many elements in each. Its panels of a,
+  // 4 MB, are read from the cache by all panels of b, so that each of these is packed once for them
+  // all. The panel of b at hand, 128 kB at most, stays in the second level of the cache.
+  static constexpr int64_t kBlockRows = 1024, kBlockElements = 1024;
   typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
   typedef Element Elements __attribute__((vector_size(kLanes * sizeof(Element))));
 

@@ -7,9 +7,15 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <tuple>
 
@@ -19,20 +25,48 @@
 namespace fastqt {
 namespace {
 
-// On processors of AMD the own products are faster than MKL's. Others have not been measured, and
-// keep torch's. FASTQT_CPU_PRODUCTS=own or torch decides otherwise.
-Vectors chosen_level() {
+// Whose products are used, and whether those of fastqt and of torch were timed on such a processor.
+struct Choice {
+  bool own, tiles, timed;
+};
+
+// The family of this processor as its maker counts it, if it is one of this maker.
+int64_t family_of([[maybe_unused]] const char* maker) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return 0;
+  std::array<char, 12> name{};
+  std::memcpy(name.data(), &ebx, 4);
+  std::memcpy(name.data() + 4, &edx, 4);
+  std::memcpy(name.data() + 8, &ecx, 4);
+  if (std::string_view(name.data(), name.size()) != maker) return 0;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return 0;
+  const unsigned base = eax >> 8 & 0xf, extended = eax >> 20 & 0xff;
+  return base == 0xf ? base + extended : base;
+#else
+  return 0;
+#endif
+}
+
+// FASTQT_CPU_PRODUCTS=own or torch decides. Without it, what was the faster where both were timed:
+// on AMD's family 25 (Zen 3 and 4) the own products, in float32 as in bfloat16; on Intel's
+// family 6 MKL's by a few per cent, in float32. AMD's other families have the same MKL, and are
+// taken for that one. No other processor, and no tile, was timed: these keep torch's.
+Choice made_choice() {
   const char* const wanted = std::getenv("FASTQT_CPU_PRODUCTS");
   if (wanted != nullptr && *wanted != '\0') {
     const std::string_view text(wanted);
     STD_TORCH_CHECK(text == "own" || text == "torch",
                     "FASTQT_CPU_PRODUCTS: want own or torch, got ", wanted);
-    return text == "own" ? best_vectors() : Vectors::kNone;
+    return {text == "own", text == "own", true};
   }
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (__builtin_cpu_is("amd")) return best_vectors();
-#endif
-  return Vectors::kNone;
+  const int64_t amd = family_of("AuthenticAMD"), intel = family_of("GenuineIntel");
+  return {amd != 0, false, amd == 25 || intel == 6};
+}
+
+const Choice& choice() {
+  static const Choice made = made_choice();
+  return made;
 }
 
 // A product is shared by threads as a grid of rows and columns of `out`. Each thread packs the rows
@@ -88,7 +122,8 @@ void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_
   const auto vectors = static_cast<Vectors>(level);
   const bool here = vectors == best_vectors() ||
                     (vectors == Vectors::kAvx2 && best_vectors() == Vectors::kAvx512) ||
-                    (vectors == Vectors::kAvx512Bfloat16 && has_bfloat16_vectors());
+                    (vectors == Vectors::kAvx512Bfloat16 && has_bfloat16_vectors()) ||
+                    (vectors == Vectors::kAmx && has_tiles());
   STD_TORCH_CHECK(here && vectors != Vectors::kNone, "level: ", level,
                   " is not one of this processor");
   STD_TORCH_CHECK(own_multiply(out, a, b, add, factor, vectors),
@@ -98,11 +133,13 @@ void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_
                   described(out), ", ", described(a), " and ", described(b));
 }
 
-// The level of the own products that are used, the best that this processor has, and that of
-// bfloat16.
-std::tuple<int64_t, int64_t, int64_t> product_levels() {
-  return {static_cast<int64_t>(own_products()), static_cast<int64_t>(best_vectors()),
-          static_cast<int64_t>(own_bfloat16_products())};
+// The levels that are used for operands in float32 and in bfloat16, 0 where torch's products are;
+// the best that this processor has for each; and whether both were timed on such a processor.
+std::tuple<int64_t, int64_t, int64_t, int64_t, bool> product_levels() {
+  const Vectors rounded = own_bfloat16_products();
+  const Vectors tiles = has_tiles() ? Vectors::kAmx : rounded;
+  return {static_cast<int64_t>(own_products()), static_cast<int64_t>(rounded),
+          static_cast<int64_t>(best_vectors()), static_cast<int64_t>(tiles), choice().timed};
 }
 
 // The matrix as torch's products read it. Those of bfloat16 read elements in pairs, and of a line
@@ -123,10 +160,7 @@ Tensor for_torch(const Tensor& matrix) {
 
 }  // namespace
 
-Vectors own_products() {
-  static const Vectors chosen = chosen_level();
-  return chosen;
-}
+Vectors own_products() { return choice().own ? best_vectors() : Vectors::kNone; }
 
 Vectors own_products_of(const Tensor& operand) {
   const bool has_bfloat16 = operand.scalar_type() == ScalarType::BFloat16;
@@ -135,6 +169,7 @@ Vectors own_products_of(const Tensor& operand) {
 }
 
 Vectors own_bfloat16_products() {
+  if (choice().tiles && has_tiles()) return Vectors::kAmx;
   return has_bfloat16_vectors() ? Vectors::kAvx512Bfloat16 : Vectors::kNone;
 }
 
@@ -146,8 +181,7 @@ Strided strided(const Tensor& matrix) {
 bool own_multiply(const Tensor& out, const Tensor& a, const Tensor& b, double beta, double alpha,
                   Vectors level, const std::byte* packed_b) {
   const ScalarType dtype = out.scalar_type(), operands = a.scalar_type();
-  const bool rounds = level == Vectors::kAvx512Bfloat16,
-             has_bfloat16 = operands == ScalarType::BFloat16;
+  const bool rounds = multiplies_bfloat16(level), has_bfloat16 = operands == ScalarType::BFloat16;
   const bool knows_dtypes =
       operands == b.scalar_type() && (operands == ScalarType::Float || (rounds && has_bfloat16)) &&
       (dtype == ScalarType::Float || (rounds && dtype == ScalarType::BFloat16 && beta == 0));
@@ -194,7 +228,7 @@ Tensor new_workspace(const Tensor& like, int64_t rows, int64_t columns) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "own_product_(Tensor(a!) out, Tensor a, Tensor b, float factor, bool add, int level) -> ()");
-  m.def("product_levels() -> (int used, int best, int bfloat16)");
+  m.def("product_levels() -> (int float32, int bfloat16, int best, int best_bfloat16, bool timed)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("own_product_", TORCH_BOX(&own_product)); }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cpu/panel_packing.h"
+#include "cpu/tile_product.h"
 
 namespace fastqt {
 
@@ -41,11 +42,6 @@ struct TileRows {
   bool has_adjacent_columns = false;
 };
 
-// A block of the product has at most so many rows and so many elements in each. Its panels of a, 4
-// MB, are read from the cache by all panels of b, so that each of these is packed once for them
-// all. The panel of b at hand, 128 kB at most, stays in the second level of the cache.
-constexpr int64_t kBlockRows = 1024, kBlockElements = 1024;
-
 // Memory of a thread that is kept, so that products of small matrices need none.
 class Memory {
  public:
@@ -70,20 +66,23 @@ class Memory {
   int64_t bytes_ = 0;
 };
 
-// The rows [0, size) in parts of at most `most` rows, as equal as they can be.
+// The rows [0, size) in parts of at most `most` rows, as equal as they can be: all but the last
+// begin at multiples of `unit`.
 struct Parts {
-  Parts(int64_t size, int64_t most)
-      : size(size), count(std::max<int64_t>(1, (size + most - 1) / most)) {}
-  int64_t begin(int64_t part) const { return size * part / count; }
-  int64_t longest() const { return (size + count - 1) / count; }
+  Parts(int64_t size, int64_t most, int64_t unit = 1)
+      : size(size), count(std::max<int64_t>(1, (size + most - 1) / most)), unit(unit),
+        units((size + unit - 1) / unit) {}
+  int64_t begin(int64_t part) const { return std::min(units * part / count * unit, size); }
+  int64_t longest() const { return (units + count - 1) / count * unit; }
 
-  int64_t size, count;
+  int64_t size, count, unit, units;
 };
 
 // The blocks of the depth of a product. Those of pairs begin at even numbers.
 template <class Shape>
 struct Depths {
-  explicit Depths(int64_t depth) : depth(depth), parts(Shape::elements(depth), kBlockElements) {}
+  explicit Depths(int64_t depth)
+      : depth(depth), parts(Shape::elements(depth), Shape::kBlockElements, Shape::kUnit) {}
   int64_t begin(int64_t block) const {
     return std::min(parts.begin(block) * (Shape::kPairs ? 2 : 1), depth);
   }
@@ -93,8 +92,8 @@ struct Depths {
 };
 
 template <class Shape, int kRows, int kVectors, class Element>
-FASTQT_INLINE void tile_of(int64_t depth, const TileRows<Element>& a, const Element* b,
-                           const float& factor, const Rows* from, const Rows& to) {
+FASTQT_INLINE void sums_of_tile(int64_t depth, const TileRows<Element>& a, const Element* b,
+                                const float& factor, const Rows* from, const Rows& to) {
   if constexpr (!Shape::kPairs) {
     if (a.has_adjacent_columns)
       return tile_product<Shape, kRows, kVectors>(depth, AdjacentColumns(a.data, a.stride), b,
@@ -108,11 +107,28 @@ template <class Element>
 using TileFunction = void (*)(int64_t depth, const TileRows<Element>& a, const Element* b,
                               const float& factor, const Rows* from, const Rows& to);
 
+// The columns that the vectors of a panel have.
+template <class Shape>
+FASTQT_INLINE int64_t padded(int64_t columns) {
+  return (columns + Shape::kLanes - 1) / Shape::kLanes * Shape::kLanes;
+}
+
+// Packs `columns` columns of b to a panel, and the elements beyond its depth, of which whole units
+// are multiplied, with 0.
+template <class Shape>
+FASTQT_INLINE void pack_panel_of_b(const Strided& b, int64_t columns, int64_t depth,
+                                   typename Shape::Element* packed) {
+  const int64_t width = padded<Shape>(columns);
+  pack_panel<Shape::kLanes>(b.transposed(), columns, depth, packed, width);
+  const int64_t elements = Shape::kPairs ? (depth + 1) / 2 : depth;
+  std::fill(packed + elements * width, packed + Shape::elements(depth) * width, 0);
+}
+
 // Packs the panels of a in a block. Where the rows of a are adjacent in memory, the panels are
 // filled side by side, a few columns of `a` at a time, so that what is read lies together.
 template <class Shape>
-FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t depth,
-                               typename Shape::Element* packed) {
+FASTQT_INLINE void pack_panels_of(const Strided& a, const Parts& panels, int64_t depth,
+                                  typename Shape::Element* packed) {
   const int64_t step = a.row_stride == 1 ? 8 : std::max<int64_t>(1, depth);
   for (int64_t k = 0; k < depth; k += step) {
     const int64_t columns = std::min(step, depth - k);
@@ -125,13 +141,7 @@ FASTQT_INLINE void pack_panels(const Strided& a, const Parts& panels, int64_t de
   }
 }
 
-// The columns that the vectors of a panel have.
-template <class Shape>
-FASTQT_INLINE int64_t padded(int64_t columns) {
-  return (columns + Shape::kLanes - 1) / Shape::kLanes * Shape::kLanes;
-}
-
-// The functions for tiles of 1 to Shape::kVectors vectors, and for each of 1 to Shape::kRows rows.
+// A function for each number of vectors, 1 to Shape::kVectors, and of rows, 1 to Shape::kRows.
 template <class Level, int... kTile>
 constexpr auto tiles_of(std::integer_sequence<int, kTile...>) {
   return std::array<TileFunction<typename Level::Shape::Element>, sizeof...(kTile)>{
@@ -146,10 +156,7 @@ FASTQT_INLINE void multiply_panel(const TileRows<Element>& a, int64_t height,
                                   const float& factor, const Rows* from, const Rows& to) {
   using Shape = typename Level::Shape;
   const int64_t width = padded<Shape>(columns);
-  constexpr auto kTiles =
-      tiles_of<Level>(std::make_integer_sequence<int, Shape::kRows * Shape::kVectors>{});
-  const TileFunction<Element> tile =
-      kTiles[(width / Shape::kLanes - 1) * Shape::kRows + height - 1];
+  const TileFunction<Element> tile = Level::tile_of(height, width / Shape::kLanes);
   if (columns == width) return tile(elements, a, panel_of_b, factor, from, to);
 
   // The tile reaches beyond the last column. Its sums are added in the order of all others, so that
@@ -180,7 +187,7 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
   using Shape = typename Level::Shape;
   using Element = typename Shape::Element;
   static thread_local Memory memory_of_a, memory_of_b, memory_of_sums;
-  const Parts rows(product.rows, kBlockRows);
+  const Parts rows(product.rows, Shape::kBlockRows, Shape::kRowUnit);
   const Depths<Shape> depths(product.depth);
   Element* const panels_of_a = memory_of_a.of<Element>(rows.longest() * depths.parts.longest());
   const auto* const packed = reinterpret_cast<const Element*>(product.packed_b);
@@ -192,25 +199,24 @@ FASTQT_INLINE void multiply_blocks(const PanelProduct& product) {
 
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t row = rows.begin(r);
-    const Parts panels(rows.begin(r + 1) - row, Shape::kRows);
+    const Parts panels(rows.begin(r + 1) - row, Shape::kRows, Shape::kRowUnit);
     const Rows out = product.out.from(row, 0), kept = has_sums ? Rows{sums, product.columns} : out;
     for (int64_t d = 0; d < depths.parts.count; ++d) {
       const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k,
                     elements = Shape::elements(depth);
       const bool add = product.add || d > 0;
       const Rows& destination = d + 1 == depths.parts.count ? out : kept;
-      pack_panels<Shape>(product.a.from(row, k), panels, depth, panels_of_a);
+      Level::pack_panels(product.a.from(row, k), panels, depth, panels_of_a);
 
       for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
-        const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j),
-                      width = padded<Shape>(columns);
+        const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j);
         const Element* panel_of_b = made;
         if (packed != nullptr) {
           const int64_t column = product.first_column + j;
           panel_of_b = packed + depths.parts.begin(d) * padded<Shape>(product.all_columns) +
                        column * elements;
         } else {
-          pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth, made, width);
+          pack_panel_of_b<Shape>(product.b.from(k, j), columns, depth, made);
         }
 
         for (int64_t p = 0; p < panels.count; ++p) {
@@ -243,7 +249,7 @@ template <class Level>
 FASTQT_INLINE void multiply_in_place(const PanelProduct& product) {
   using Shape = typename Level::Shape;
   static thread_local Memory memory;
-  const Parts panels(product.rows, Shape::kRows), depths(product.depth, kBlockElements);
+  const Parts panels(product.rows, Shape::kRows), depths(product.depth, Shape::kBlockElements);
   auto* const packed = memory.of<float>(padded<Shape>(product.columns) * depths.longest());
   const bool has_adjacent_columns = product.a.row_stride != 1;
 
@@ -251,8 +257,7 @@ FASTQT_INLINE void multiply_in_place(const PanelProduct& product) {
     const int64_t k = depths.begin(d), depth = depths.begin(d + 1) - k;
     for (int64_t j = 0; j < product.columns; j += Shape::kColumns) {
       const int64_t columns = std::min<int64_t>(Shape::kColumns, product.columns - j);
-      pack_panel<Shape::kLanes>(product.b.from(k, j).transposed(), columns, depth,
-                                packed + j * depth, padded<Shape>(columns));
+      pack_panel_of_b<Shape>(product.b.from(k, j), columns, depth, packed + j * depth);
     }
 
     for (int64_t p = 0; p < panels.count; ++p) {
@@ -279,8 +284,7 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
                         depths.parts.begin(d) * padded<Shape>(columns);
     for (int64_t j = 0; j < columns; j += Shape::kColumns) {
       const int64_t width = std::min<int64_t>(Shape::kColumns, columns - j);
-      pack_panel<Shape::kLanes>(b.from(k, j).transposed(), width, terms,
-                                block + j * Shape::elements(terms), padded<Shape>(width));
+      pack_panel_of_b<Shape>(b.from(k, j), width, terms, block + j * Shape::elements(terms));
     }
   }
 }
@@ -293,7 +297,17 @@ FASTQT_INLINE void pack_all(const Strided& b, int64_t depth, int64_t columns, st
     template <int kTile>                                                                           \
     TARGET static void tile(int64_t depth, const TileRows<ELEMENT>& a, const ELEMENT* b,           \
                             const float& factor, const Rows* from, const Rows& to) {               \
-      tile_of<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);           \
+      sums_of_tile<Shape, kTile % ROWS + 1, kTile / ROWS + 1>(depth, a, b, factor, from, to);      \
+    }                                                                                              \
+                                                                                                   \
+    static TileFunction<ELEMENT> tile_of(int64_t rows, int64_t vectors) {                          \
+      constexpr auto kTiles = tiles_of<NAME>(std::make_integer_sequence<int, ROWS * VECTORS>{});   \
+      return kTiles[(vectors - 1) * ROWS + rows - 1];                                              \
+    }                                                                                              \
+                                                                                                   \
+    TARGET static void pack_panels(const Strided& a, const Parts& panels, int64_t depth,           \
+                                   ELEMENT* packed) {                                              \
+      pack_panels_of<Shape>(a, panels, depth, packed);                                             \
     }                                                                                              \
                                                                                                    \
     TARGET static void multiply(const PanelProduct& product) {                                     \
@@ -314,6 +328,50 @@ FASTQT_LEVEL(Avx2, __attribute__((target("avx2,fma"))), float, 8, 6, 2);
 #ifdef FASTQT_PANELS_ASSEMBLY
 FASTQT_LEVEL(Avx512Bfloat16, __attribute__((target("avx512f,fma"))), uint32_t, 16, 14, 2);
 #endif
+#ifdef FASTQT_TILE_PRODUCTS
+
+#define FASTQT_OF_TILES __attribute__((target("avx512f,fma")))
+
+struct Amx {
+  using Shape = TilesShape;
+
+  // The rows of a tile are the stride of its panel.
+  template <int kVectors>
+  FASTQT_OF_TILES static void tile(int64_t elements, const TileRows<uint32_t>& a, const uint32_t* b,
+                                   const float& factor, const Rows* from, const Rows& to) {
+    tiles_product<kVectors>(elements, a.data, a.stride, b, factor, from, to);
+  }
+
+  static TileFunction<uint32_t> tile_of(int64_t, int64_t vectors) {
+    return vectors == 1 ? &tile<1> : &tile<2>;
+  }
+
+  // As `pack_panels_of`: where the rows of a are adjacent in memory, a few of its columns at a
+  // time.
+  FASTQT_OF_TILES static void pack_panels(const Strided& a, const Parts& panels, int64_t depth,
+                                          uint32_t* packed) {
+    const int64_t elements = Shape::elements(depth);
+    const int64_t step = a.row_stride == 1 ? 32 : std::max<int64_t>(1, depth);
+    for (int64_t k = 0; k < depth; k += step) {
+      for (int64_t p = 0; p < panels.count; ++p) {
+        const int64_t begin = panels.begin(p), rows = panels.begin(p + 1) - begin;
+        pack_tiles(a.from(begin, k), rows, std::min(step, depth - k), elements * 16,
+                   packed + begin * elements + Shape::elements(k) * 16);
+      }
+    }
+  }
+
+  FASTQT_OF_TILES static void multiply(const PanelProduct& product) {
+    const Tiles tiles;
+    multiply_blocks<Amx>(product);
+  }
+
+  FASTQT_OF_TILES static void pack(const Strided& b, int64_t depth, int64_t columns,
+                                   std::byte* packed) {
+    pack_all<Shape>(b, depth, columns, packed);
+  }
+};
+#endif
 #else
 FASTQT_LEVEL(Neon, , float, 4, 8, 3);
 #endif
@@ -326,6 +384,9 @@ auto with_level([[maybe_unused]] Vectors level, const F& visit) {
     case Vectors::kAvx512: return visit(Avx512{});
 #ifdef FASTQT_PANELS_ASSEMBLY
     case Vectors::kAvx512Bfloat16: return visit(Avx512Bfloat16{});
+#endif
+#ifdef FASTQT_TILE_PRODUCTS
+    case Vectors::kAmx: return visit(Amx{});
 #endif
     default: return visit(Avx2{});
   }
@@ -353,6 +414,14 @@ bool has_bfloat16_vectors() {
 #endif
 }
 
+bool has_tiles() {
+#ifdef FASTQT_TILE_PRODUCTS
+  return Tiles::available();
+#else
+  return false;
+#endif
+}
+
 int64_t panel_columns(Vectors level) {
   return with_level(level, []<class Level>(Level) -> int64_t { return Level::Shape::kColumns; });
 }
@@ -374,20 +443,21 @@ void multiply_panels(const PanelProduct& product, Vectors level) {
   // The sums of a deep product in bfloat16 take memory of their own, which is that of so many
   // columns at most.
   constexpr int64_t kColumnsOfSums = 1024;
-  if (product.out.is_bfloat16 && product.depth > 2 * kBlockElements &&
-      product.columns > kColumnsOfSums) {
-    for (int64_t j = 0; j < product.columns; j += kColumnsOfSums)
-      multiply_panels(
-          product.part(0, product.rows, j, std::min(j + kColumnsOfSums, product.columns)), level);
-    return;
-  }
-  with_level(level, [&]<class Level>(Level) { Level::multiply(product); });
+  with_level(level, [&]<class Level>(Level) {
+    using Shape = typename Level::Shape;
+    const bool has_sums =
+        product.out.is_bfloat16 && Shape::elements(product.depth) > Shape::kBlockElements;
+    const int64_t step = has_sums ? kColumnsOfSums : std::max<int64_t>(1, product.columns);
+    for (int64_t j = 0; j < product.columns; j += step)
+      Level::multiply(product.part(0, product.rows, j, std::min(j + step, product.columns)));
+  });
 }
 
 #else
 
 Vectors best_vectors() { return Vectors::kNone; }
 bool has_bfloat16_vectors() { return false; }
+bool has_tiles() { return false; }
 int64_t panel_columns(Vectors) { return 1; }
 int64_t packed_bytes(int64_t, int64_t, Vectors) { return 0; }
 void pack_columns(const Strided&, int64_t, int64_t, std::byte*, Vectors) {}

@@ -9,19 +9,33 @@
 
 namespace fastqt {
 
-// The levels of vector instructions that there are micro-kernels for. Of one processor family, the
-// later is the faster. The last one multiplies operands in bfloat16, to which it rounds those in
-// float32.
-enum class Vectors : int64_t { kNone = 0, kNeon = 1, kAvx2 = 2, kAvx512 = 3, kAvx512Bfloat16 = 4 };
+// The levels of vector instructions, and tiles, that there are micro-kernels for. Of one processor
+// family, the later is the faster. The last two multiply operands in bfloat16, to which they round
+// those in float32.
+enum class Vectors : int64_t {
+  kNone = 0,
+  kNeon = 1,
+  kAvx2 = 2,
+  kAvx512 = 3,
+  kAvx512Bfloat16 = 4,
+  kAmx = 5
+};
+
+constexpr bool multiplies_bfloat16(Vectors level) {
+  return level == Vectors::kAvx512Bfloat16 || level == Vectors::kAmx;
+}
 
 // The fastest that this processor has, and that this compiler could make, for operands as they are.
 Vectors best_vectors();
 
 bool has_bfloat16_vectors();
 
-// out (rows, columns): factor * a b, added to it or written. Only the level kAvx512Bfloat16 has
-// operands or results in bfloat16. All sums are in float32, and a result in bfloat16 is rounded
-// once; nothing is added to such a one.
+// Whether this process may use the tiles of AMX.
+bool has_tiles();
+
+// out (rows, columns): factor * a b, added to it or written. Only a level that
+// `multiplies_bfloat16` has operands or results in bfloat16. All sums are in float32, and a result
+// in bfloat16 is rounded once; nothing is added to such a one.
 struct PanelProduct {
   Rows out;
   Strided a, b;

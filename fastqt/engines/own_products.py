@@ -21,7 +21,7 @@ def levels() -> tuple[int, int]:
     """The vector instructions of the extension's products of float32 and of bfloat16; 0: torch's are used."""
     if ops.native_error is not None:
         return 0, 0
-    used, _, rounded = torch.ops.fastqt.product_levels()
+    used, rounded, *_ = torch.ops.fastqt.product_levels()
     return used, rounded
 
 

@@ -15,7 +15,7 @@ from fastqt.devices import target_of
 from fastqt.engines import ops
 
 # The vector instructions of fastqt's own products, in the order of `Vectors` in csrc/cpu/panel_product.h.
-PRODUCT_LEVELS = ("none", "NEON", "AVX2", "AVX-512")
+PRODUCT_LEVELS = ("none", "NEON", "AVX2", "AVX-512", "AVX512-BF16", "AMX")
 FATBIN = struct.pack("<I", 0xBA55ED50)  # what a collection of code for GPUs begins with
 PTX, SASS = 1, 2  # kinds of its entries: code that the driver compiles, and code for one architecture
 # The levels that csrc/cpu is compiled for besides the oldest, and the flags of a processor that has them.
@@ -34,11 +34,21 @@ def versions() -> str:
 
 
 def products() -> str:
-    """What computes the matrix products of float32 on a CPU, in the CPU engine and the GRU."""
-    levels = (0, 0, 0) if ops.native_error is not None else torch.ops.fastqt.product_levels()
-    if levels[0] == 0:
+    """What computes matrix products on a CPU, in the CPU engine and the GRU, and why."""
+    if ops.native_error is not None:
         return f"those of torch: {blas()}"
-    return f"fastqt's own, with {PRODUCT_LEVELS[levels[0]]} (torch: {blas()})"
+    float32, bfloat16, best, best_bfloat16, timed = torch.ops.fastqt.product_levels()
+    if os.environ.get("FASTQT_CPU_PRODUCTS"):
+        why = "as FASTQT_CPU_PRODUCTS asks"
+    elif timed:
+        why = "the faster where both were timed"
+    else:
+        why = "not timed on such a processor: FASTQT_CPU_PRODUCTS=own or =torch decides otherwise"
+    levels = (float32, bfloat16) if float32 else (best, best_bfloat16)
+    own = f"fastqt's own, with {' and '.join(PRODUCT_LEVELS[level] for level in levels if level)}"
+    if float32:
+        return f"{own} (torch: {blas()}); {why}"
+    return f"those of torch: {blas()} ({own}); {why}" if best else f"those of torch: {blas()}"
 
 
 def blas() -> str:

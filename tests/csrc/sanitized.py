@@ -1,4 +1,4 @@
-"""Builds the extension with sanitizers, and is the plugin with which pytest runs tests on such a build.
+"""Builds the extension with sanitizers and a model of AMX, and is the plugin that runs pytest on such a build.
 
 The plugin is used as `python -m pytest -p tests.csrc.sanitized`, with the library in FASTQT_TEST_LIBRARY.
 """
@@ -19,6 +19,8 @@ LIBRARY = "FASTQT_TEST_LIBRARY"
 THREADS = "tests/csrc/cpu/threads.cpp"
 QUIET = ("--capture=sys",)  # pytest would keep what a sanitizer writes before it ends the process
 FIXED_ADDRESSES = ("setarch", "-R")  # ThreadSanitizer has no room for some of the addresses chosen at random
+# With the tiles of AMX as arrays, on every processor. These are headers that take the place of those in csrc.
+TILES = "tests/csrc/cpu/tile_model"
 LIBRARIES = ("-ltorch", "-ltorch_cpu", "-lc10")
 
 
@@ -34,7 +36,8 @@ def extension(sanitizers: str) -> Path:
     includes = (*cpp_extension.include_paths(), sysconfig.get_path("include"))
     flags = (
         *("-O1", "-g1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-DFASTQT_CLONES="),
-        *("-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000", "-Icsrc"),
+        *("-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"),
+        *(f"-I{TILES}", "-Icsrc"),
         *(*sanitize, *(f"-isystem{path}" for path in includes)),
     )
     if sanitizers == "thread":  # which misjudges the variables of threads, if a library is loaded late
@@ -42,7 +45,7 @@ def extension(sanitizers: str) -> Path:
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     return building.build(
         dict.fromkeys(sources, flags),
-        headers=("csrc/cpu/*.h",),
+        headers=("csrc/cpu/*.h", f"{TILES}/cpu/*.h"),
         link=(*building.MODULE, *sanitize, *libraries, "-Wl,-Bsymbolic-functions,--no-as-needed", *LIBRARIES),
         versions=(torch.__version__,),
     )
@@ -62,6 +65,7 @@ def run(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "TSAN_OPTIONS": f"halt_on_error=1:suppressions={building.ROOT / 'tests/csrc/cpu/tsan.supp'}",
         "OMP_NUM_THREADS": "1",
+        "FASTQT_CPU_PRODUCTS": "own",  # with the tiles of the model
     }
     command = [
         sys.executable,

@@ -153,13 +153,32 @@ def test_a_library_that_nvcc_has_made_is_read(tmp_path):
     assert report.architectures((tmp_path / "a.o").read_bytes()) == ["sm_90", "PTX of compute_100"]
 
 
-@pytest.mark.parametrize("level", range(len(report.PRODUCT_LEVELS)))
-def test_what_multiplies_on_a_cpu_is_named(monkeypatch, level):
-    operators = SimpleNamespace(product_levels=lambda: (level, level, 0))
+@pytest.mark.parametrize(
+    ("levels", "asked", "timed", "text"),
+    [
+        ((0, 0, 0, 0), "", False, "those of torch: {blas}"),
+        (
+            *((0, 0, 1, 0), "", False),
+            "those of torch: {blas} (fastqt's own, with NEON); not timed on such a processor: "
+            "FASTQT_CPU_PRODUCTS=own or =torch decides otherwise",
+        ),
+        (
+            *((0, 4, 3, 5), "", True),
+            "those of torch: {blas} (fastqt's own, with AVX-512 and AMX); the faster where both were timed",
+        ),
+        (
+            *((3, 4, 3, 4), "", True),
+            "fastqt's own, with AVX-512 and AVX512-BF16 (torch: {blas}); the faster where both were timed",
+        ),
+        (
+            *((3, 5, 3, 5), "own", True),
+            "fastqt's own, with AVX-512 and AMX (torch: {blas}); as FASTQT_CPU_PRODUCTS asks",
+        ),
+    ],
+)
+def test_what_multiplies_on_a_cpu_is_named(monkeypatch, levels, asked, timed, text):
+    operators = SimpleNamespace(product_levels=lambda: (*levels, timed))
     monkeypatch.setattr(report.ops, "native_error", None)
     monkeypatch.setattr(torch.ops, "fastqt", operators)
-    text = report.products()
-    if level == 0:
-        assert text == f"those of torch: {report.blas()}"
-    else:
-        assert text.startswith(f"fastqt's own, with {report.PRODUCT_LEVELS[level]} (torch: ")
+    monkeypatch.setenv("FASTQT_CPU_PRODUCTS", asked)
+    assert report.products() == text.format(blas=report.blas())

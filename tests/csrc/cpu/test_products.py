@@ -26,10 +26,26 @@ def threads_of_torch(count: int) -> Iterator[None]:
 
 
 def own_level() -> int:
-    best = torch.ops.fastqt.product_levels()[1]
+    best = torch.ops.fastqt.product_levels()[2]
     if best == 0:
         pytest.skip("there is no micro-kernel for this processor")
     return best
+
+
+def bfloat16_level(name: str) -> int:
+    """The level of these instructions for products of bfloat16 matrices, by vectors or by tiles."""
+    best = torch.ops.fastqt.product_levels()[3]
+    has_vectors = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    if name == "tiles":
+        if best != 5:
+            pytest.skip("this processor has no tiles")
+        return 5
+    if not (has_vectors and best):
+        pytest.skip("this processor multiplies no matrices of bfloat16")
+    return 4
+
+
+of_bfloat16 = pytest.mark.parametrize("instructions", ["vectors", "tiles"])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -71,18 +87,17 @@ def test_operands_that_are_read_in_place_have_the_bits_of_panels(shape):
     assert all(torch.equal(out, outs[0]) for out in outs[1:])
 
 
+@of_bfloat16
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 1), (29, 50, 3), (13, 33, 2), (200, 70, 301), (16, 40, 4000)]
+    ("m", "n", "k"), [(1, 1, 1), (29, 50, 3), (13, 33, 2), (200, 70, 301), (16, 40, 4000), (49, 17, 0)]
 )
-def test_operands_may_be_rounded_to_bfloat16(m, n, k, transposed):
-    level = torch.ops.fastqt.product_levels()[2]
-    if level == 0:
-        pytest.skip("this processor multiplies no matrices of bfloat16")
+def test_operands_may_be_rounded_to_bfloat16(m, n, k, transposed, instructions):
+    level = bfloat16_level(instructions)
     generator = torch.Generator().manual_seed(k)
     a = torch.randn(k, m, generator=generator).t() if transposed else torch.randn(m, k, generator=generator)
     b = torch.randn(k, n, generator=generator)
-    a[0, 0] = 1 + 2**-8  # halfway between two numbers: to the even one
+    a[:1, :1] = 1 + 2**-8  # halfway between two numbers: to the even one
     before = torch.randn(m, n, generator=generator)
     out = before.clone()
     torch.ops.fastqt.own_product_(out, a, b, 1.0, True, level)
@@ -92,16 +107,15 @@ def test_operands_may_be_rounded_to_bfloat16(m, n, k, transposed):
     assert ((out - exact).abs() <= limit).all()
 
 
+@of_bfloat16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["rows", "columns", "neither", "odd strides"])
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 1, 1), (29, 50, 3), (13, 33, 2), (200, 71, 301), (16, 40, 4001), (15, 1100, 2049)]
 )
-def test_operands_in_bfloat16_are_rounded_once(m, n, k, layout, dtype):
+def test_operands_in_bfloat16_are_rounded_once(m, n, k, layout, dtype, instructions):
     """Sums are in float32, also those of a result in bfloat16 that are longer than a block of the depth."""
-    level = torch.ops.fastqt.product_levels()[2]
-    if level == 0:
-        pytest.skip("this processor multiplies no matrices of bfloat16")
+    level = bfloat16_level(instructions)
     generator = torch.Generator().manual_seed(k)
 
     def operand(rows: int, columns: int) -> torch.Tensor:
@@ -126,7 +140,7 @@ def test_operands_in_bfloat16_are_rounded_once(m, n, k, layout, dtype):
 @pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_packed_matrices_have_the_same_products(bfloat16, threads):
-    used, _, rounded = torch.ops.fastqt.product_levels()
+    used, rounded, *_ = torch.ops.fastqt.product_levels()
     level = rounded if bfloat16 and rounded else used
     if level == 0:
         pytest.skip("nothing here is multiplied by the own products")
@@ -144,7 +158,7 @@ def test_packed_matrices_have_the_same_products(bfloat16, threads):
 
 def test_operands_that_do_not_fit_are_refused():
     a, b, out = torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(2, 4)
-    best = torch.ops.fastqt.product_levels()[1]
+    best = torch.ops.fastqt.product_levels()[2]
     mixed = (out, a.bfloat16(), b)
     for wrong in (
         mixed,

@@ -23,6 +23,7 @@ LOSSES = (
 # Why a test of these is skipped on a processor without the instructions.
 OF_THE_PROCESSOR = (
     "this processor multiplies no matrices of bfloat16",
+    "this processor has no tiles",
     "there is no micro-kernel for this processor",
     "nothing here is multiplied by the own products",
     "nothing here packs matrices",

@@ -1,0 +1,84 @@
+// A model of the tiles of csrc/cpu/tiles.h: arrays in the place of registers. It stands in their
+// place where this folder is searched for headers before csrc.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#define FASTQT_TILES 1
+
+namespace fastqt {
+
+class Tiles {
+ public:
+  static bool available() { return __builtin_cpu_supports("avx512f"); }
+
+  // Tiles that are not configured have no rows, and to use them is an error.
+  Tiles() : before_(configured()) {
+    configured() = true;
+    std::memset(&all(), 0xff, sizeof(all()));  // what is read before it is written is NaN
+  }
+  ~Tiles() { configured() = before_; }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+  template <int kTile>
+  static void clear() {
+    tile(kTile) = {};
+  }
+
+  template <int kTile>
+  static void read(const void* rows, int64_t stride) {
+    for (int i = 0; i < 16; ++i)
+      std::memcpy(tile(kTile)[i].data(), static_cast<const char*>(rows) + i * stride, 64);
+  }
+
+  template <int kTile>
+  static void write(void* rows, int64_t stride) {
+    for (int i = 0; i < 16; ++i)
+      std::memcpy(static_cast<char*>(rows) + i * stride, tile(kTile)[i].data(), 64);
+  }
+
+  template <int kSums, int kA, int kB>
+  static void add_product() {
+    static_assert(kSums != kA && kSums != kB && kA != kB);
+    for (int i = 0; i < 16; ++i)
+      for (int k = 0; k < 16; ++k)
+        for (int j = 0; j < 16; ++j) {
+          uint32_t& sum = tile(kSums)[i][j];
+          const uint32_t a = tile(kA)[i][k], b = tile(kB)[k][j];
+          float total = std::bit_cast<float>(sum);
+          total += number(a << 16) * number(b << 16);
+          total += number(a & 0xffff0000u) * number(b & 0xffff0000u);
+          sum = std::bit_cast<uint32_t>(total);
+        }
+  }
+
+ private:
+  using Tile = std::array<std::array<uint32_t, 16>, 16>;  // 16 rows of 64 bytes
+
+  static bool& configured() {
+    static thread_local bool is_configured = false;
+    return is_configured;
+  }
+  static std::array<Tile, 8>& all() {
+    static thread_local std::array<Tile, 8> tiles;
+    return tiles;
+  }
+  static Tile& tile(int number) {
+    if (!configured()) std::abort();
+    return all()[number];
+  }
+
+  // The processor takes a number below the smallest normal one for 0.
+  static float number(uint32_t bits) {
+    return (bits & 0x7f800000u) == 0 ? 0.0f : std::bit_cast<float>(bits);
+  }
+
+  bool before_;
+};
+
+}  // namespace fastqt
