@@ -45,10 +45,10 @@ def products() -> str:
     else:
         why = "not timed on such a processor: FASTQT_CPU_PRODUCTS=own or =torch decides otherwise"
     levels = (float32, bfloat16) if float32 else (best, best_bfloat16)
-    own = f"fastqt's own, with {' and '.join(PRODUCT_LEVELS[level] for level in levels if level)}"
+    ours = f"fastqt's own, with {' and '.join(PRODUCT_LEVELS[level] for level in levels if level)}"
     if float32:
-        return f"{own} (torch: {blas()}); {why}"
-    return f"those of torch: {blas()} ({own}); {why}" if best else f"those of torch: {blas()}"
+        return f"{ours} (torch: {blas()}); {why}"
+    return f"those of torch: {blas()} ({ours}); {why}" if best else f"those of torch: {blas()}"
 
 
 def blas() -> str:

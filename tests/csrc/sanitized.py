@@ -1,4 +1,4 @@
-"""Builds the extension with sanitizers and a model of AMX, and is the plugin that runs pytest on such a build.
+"""Builds the extension with sanitizers and a model of AMX, and is the plugin that pytest runs on it with.
 
 The plugin is used as `python -m pytest -p tests.csrc.sanitized`, with the library in FASTQT_TEST_LIBRARY.
 """
