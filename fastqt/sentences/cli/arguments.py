@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
     narrow: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
     def error(self, message: str) -> NoReturn:
-        hint = meant(self._words, self._option_string_actions)
+        hint = self._meant_command() or meant(self._words, self._option_string_actions)
         self.exit(BAD_INPUT, f"fastqt: {message}{hint} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -36,12 +36,20 @@ class _Parser(argparse.ArgumentParser):
             self._command(parsed.command).error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed
 
+    def _commands(self) -> dict[str, argparse.ArgumentParser]:
+        """The parsers of all commands, by their names; none where this is the parser of a command."""
+        made = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        return next((dict(each.choices) for each in made), {})
+
     def _command(self, name: str | None) -> argparse.ArgumentParser:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction) and name in action.choices:
-                command: argparse.ArgumentParser = action.choices[name]
-                return command
-        return self
+        return self._commands().get(name or "", self)
+
+    def _meant_command(self) -> str:
+        """For a message: the command that is nearest to the first word, if that is none; or ""."""
+        commands, word = self._commands(), next((each for each in self._words if each[:1] != "-"), "")
+        if word in commands:
+            return ""
+        return "".join(f"; did you mean {name}?" for name in get_close_matches(word, commands, n=1))
 
     def print_help(self, file: Any = None) -> None:
         """Writes the help text. argparse would ignore an error once the text is longer than a buffer."""

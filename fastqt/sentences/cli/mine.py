@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 
 from fastqt.sentences.cli.command import Encoding
 from fastqt.sentences.options.commands import MineOptions
-from fastqt.sentences.options.option import option
+from fastqt.sentences.options.option import option, options_of
+
+LIMITS = ("range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +25,8 @@ class Mine(Encoding, MineOptions):
     pairs: tuple[str, ...] = option(help=".tsv files; - is standard input", file="PAIRS", positional=True)
     out: str = option(help="file to write", file="X.tsv")
     corpus: tuple[str, ...] = option((), "text files of further candidates", file="FILE", spaced=True)
-    format: Literal["triplets", "tuples"] = option(
-        "triplets", "a row for each negative, or for each pair that has all of its negatives"
+    format: Literal["tuples", "triplets"] = option(
+        "tuples", "a row for each pair that has all of its negatives, or for each negative"
     )
 
     def run(self) -> int:
@@ -32,4 +34,16 @@ class Mine(Encoding, MineOptions):
 
         mined = mine_pairs(self.load(), self.pairs, self.corpus, self.out, self, format=self.format)
         print(f"{self.out}: {mined}")
+        if mined.short:
+            print(self._advice())
         return 0
+
+    def _advice(self) -> str:
+        """Why queries have too few negatives, and what gives more."""
+        values = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
+        limits = ", ".join(f"{options_of(Mine)[name].flag} {value:g}" for name, value in values.items())
+        where = f"after {limits}" if limits else "among so few documents"
+        return (
+            f"They have fewer than --negatives {self.negatives} {where}. Fewer negatives, weaker limits or a "
+            "--corpus of more sentences give more rows."
+        )

@@ -58,6 +58,7 @@ class Train(Command):
             if action.dest in options and options[action.dest].varies:
                 action.help = _with_defaults(options[action.dest])
         parser.narrow = _narrow
+        parser.add_argument("--help-all", action=_HelpOfAll, nargs=0, help="show the options of all models")
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> Train:
@@ -90,6 +91,18 @@ class Train(Command):
             sys.stdout.flush()
         discard_what_cannot_be_written()
         return 0
+
+
+class _HelpOfAll(argparse.Action):
+    """The option --help-all: prints the help of all model kinds and ends."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.narrow = parser.epilog = None
+        parser.print_help()
+        parser.exit()
 
 
 def _tell_end(config: TrainConfig, out: str, outcome: Outcome) -> None:
@@ -137,14 +150,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _narrow(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Leaves in the help of a training what the model kind has that the words of its command line name."""
+    """Leaves in the help of a training what its model kind has; the words of its command line may name it."""
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named.add_argument("--model")
+    named.add_argument("--model", default=TrainConfig.model)
     named.add_argument("--encoder", default="")
     chosen, _ = named.parse_known_args([word for word in words if word not in ("--help", "-h")])
     if (kind := KINDS.get(chosen.model)) is None:
         return
     options = options_of(TrainConfig)
+    parser.epilog = f"These are the options of {kind.name}; for those of another say --model NAME --help."
     for action in parser._actions:
         if action.dest not in options or action.dest == "model":
             continue

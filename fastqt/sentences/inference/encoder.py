@@ -114,7 +114,7 @@ class SentenceEncoder:
     def encode(
         self, sentences: str | Sequence[str], *, normalize: bool = True, side: Side = "query"
     ) -> NDArray[np.float32]:
-        """Encodes n sentences, none of them blank: (n, model.embedding_dim) float32, in their order.
+        """Encodes n sentences: (n, model.embedding_dim) float32, in their order; a blank one has zeros.
 
         One text in place of a list has one vector, (model.embedding_dim,).
 
@@ -145,6 +145,7 @@ class SentenceEncoder:
                 f"the model's vector of {sentences[int(finite.argmin())]!r:.100} is not finite: want a model "
                 "whose training did not diverge"
             )
+        result[[not text.strip() for text in sentences]] = 0
         return result
 
 

@@ -24,7 +24,7 @@ ENDING = ".tsv"
 QUERIES = 1024  # that are searched at a time
 TIE = 1e-6  # by which equal cosines may differ: each product rounds in an order of its own
 
-Format: TypeAlias = Literal["triplets", "tuples"]
+Format: TypeAlias = Literal["tuples", "triplets"]
 
 
 class Negatives(NamedTuple):
@@ -152,7 +152,7 @@ def mine_pairs(
     out: str | Path,
     options: MineOptions | None = None,
     *,
-    format: Format = "triplets",
+    format: Format = "tuples",
 ) -> Mined:
     """Writes a .tsv file in which pairs have hard negatives, and returns its figures.
 
@@ -160,12 +160,12 @@ def mine_pairs(
     a query's own text is one of its positives, so that it does not become its negative.
 
     Pairs are .tsv files of queries and positives, as of `read_triplets`, in which a query may stand in
-    several lines. "triplets" writes a row for each negative; "tuples" one for each pair, with all of its
-    negatives, but for pairs that have fewer than were wanted.
+    several lines. "tuples" writes a row for each pair that has as many negatives as were wanted; "triplets"
+    one for each negative.
     """
     options = options or MineOptions()
     if format not in get_args(Format):
-        raise InputError(f"format: want 'triplets' or 'tuples', got {format!r}")
+        raise InputError(f"format: want 'tuples' or 'triplets', got {format!r}")
     check_ending(out, ENDING)
     check_can_be_written(out)
     check_is_not_read(out, [*pairs, *corpus])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from fastqt.errors import InputError
 from fastqt.options import MaskedCell, MixBlocks, MixForm, MixPartner
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 ROWS = (".tsv", ".tsv.gz", ".tsv.xz")
 LARGEST_SCALE = 100.0  # that of CLIP
 
+BatchSampler: TypeAlias = Literal["random", "no-duplicates"]
+
 
 @part
 class ScaleOptions(TrainOptions):
     """The scale of cosines."""
 
-    title: ClassVar[str] = "scale of simcse, mixcse and pairs"
+    title: ClassVar[str] = "scale and batches of simcse, mixcse and pairs"
+
+    batch_sampler: BatchSampler = option(
+        "random",
+        "rows in random order, or in one in which no batch has a text twice (no-duplicates), as the second "
+        "would be a wrong negative",
+    )
 
     scale: float = option(20.0, "1 / temperature", at_least=1e-6, below=1e38)
     learn_scale: bool = option(False, "learn the scale, from --scale on, by its logarithm, as CLIP does")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.nn.tokens import Encoded, pad
+from fastqt.sentences.text.duplicates import fingerprints
 from fastqt.sentences.text.reader import Block, Position, numbered_lines, read_blocks
 from fastqt.sentences.text.vocabulary import Lexicon
 
@@ -208,13 +209,21 @@ class Corpus:
     """The encoded sentences of text files and tables; it takes four bytes of memory per word.
 
     Files and column are as in `fastqt.sentences.text.read_blocks`.
+
+    Attributes:
+        texts: (n, 1), the fingerprint of each sentence.
     """
 
     def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, column: str | None = None) -> None:
-        self._keep([vocabulary.encode(block.sentences) for block in read_blocks(files, column=column)])
+        parts, texts = [], []
+        for block in read_blocks(files, column=column):
+            parts.append(vocabulary.encode(block.sentences))
+            texts.append(fingerprints(block.sentences))
+        self._keep(parts, texts)
 
-    def _keep(self, parts: Sequence[Encoded]) -> None:
+    def _keep(self, parts: Sequence[Encoded], texts: Sequence[NDArray[np.uint64]], width: int = 1) -> None:
         """Takes the sentences of all parts, one part after the other."""
+        self.texts = np.concatenate([np.zeros(0, np.uint64), *texts]).reshape(-1, width)
         self._ids = np.concatenate([np.zeros(0, np.int32), *(part.ids.astype(np.int32) for part in parts)])
         self._lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
         self._starts = np.cumsum(self._lengths) - self._lengths
@@ -290,6 +299,9 @@ class TripletCorpus(Corpus):
 
     `width` is the number of columns; the texts are encoded with `prompts` in front. Files without a row are
     refused.
+
+    Attributes:
+        texts: (n, width), the fingerprint of each text without its prompt.
     """
 
     def __init__(
@@ -300,14 +312,15 @@ class TripletCorpus(Corpus):
         width: int | None = None,
         prompts: Prompts | None = None,
     ) -> None:
-        parts, prompts = [], prompts or Prompts()
+        parts, texts, prompts = [], [], prompts or Prompts()
         for rows in read_triplets(files, width):
             width = len(rows[0])
             parts.append(vocabulary.encode([text for row in prompts.of_rows(rows) for text in row]))
+            texts.append(fingerprints(text for row in rows for text in row))
         if width is None or not parts:
             raise InputError(f"the corpus is empty: no row in {', '.join(files)}")
         self.width = width
-        self._keep(parts)
+        self._keep(parts, texts, width)
 
     def __len__(self) -> int:
         return super().__len__() // self.width

@@ -10,7 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastqt.cached import cached_backward
@@ -22,6 +24,7 @@ from fastqt.sentences.runs.model import Model, build_model, choose_device
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, Span, batches
 from fastqt.sentences.text.batches import equal_shares
+from fastqt.sentences.text.duplicates import apart
 from fastqt.sentences.train.ranks import Ranks, Share
 from fastqt.sentences.train.schedule import parameter_groups
 
@@ -216,12 +219,18 @@ class ShuffledObjective(Objective[Sample]):
         self.sentences = Corpus(self.training.corpus, self.vocabulary, column=self.config.column)
 
     def turns(self, progress: Progress) -> Iterator[Turn]:
-        taken = progress.taken
-        order = self.sentences.order(self.config.seed, progress.epoch)
+        taken, order = progress.taken, self.order(progress.epoch)
         for sizes in self.sizes(len(order) - taken):
             first = taken + sum(sizes[: self.ranks.rank])
             yield Turn(self.sentences.sample(order[first : first + sizes[self.ranks.rank]]), sizes)
             taken += sum(sizes)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The indices of all sentences, (n,), in the order of an epoch."""
+        order: NDArray[np.int64] = self.sentences.order(self.config.seed, epoch)
+        if self.config.batch_sampler == "random":
+            return order
+        return apart(order, self.sentences.texts, self.config.batch_size * self.ranks.size)
 
 
 class GlossObjective(ShuffledObjective):

@@ -19,6 +19,7 @@ from fastqt.sentences.runs.metrics_file import HELD_OUT, is_figure
 from fastqt.sentences.runs.progress import Progress
 
 T = TypeVar("T")
+SHARES = ("accuracy", "chance")  # figures whose names end so are shown in per cent
 PARTS = ("data", "gradients", "optimiser")  # of a step, in metrics.jsonl with _seconds behind them
 
 
@@ -38,7 +39,8 @@ def _figures(line: dict[str, float]) -> str:
                 .removesuffix("_cosine")
                 .replace("_", " ")
             )
-            shown.append(f"{label} {value:.{4 if name == 'chance' else 3}f}")
+            share = f"{value:.{2 if name == 'chance' else 1}%}"
+            shown.append(f"{label} {share}" if name.endswith(SHARES) else f"{label} {value:.3f}")
         return " ".join(shown)
 
     return show(training) + (f" | held out: {show(held_out)}" if held_out else "")
@@ -51,7 +53,7 @@ def _say(text: str) -> None:
 
 
 class Display:
-    """Shows the progress on standard error: a bar on a terminal, otherwise one line per report.
+    """Shows the progress on standard error: a line for each report, and on a terminal a bar below them.
 
     Of the `total` sentences of the whole training, `done` were trained on before this run was resumed.
     """
@@ -85,14 +87,15 @@ class Display:
     def report(self, line: dict[str, float]) -> None:
         """Shows a line of metrics.jsonl."""
         figures = _figures({name: value for name, value in line.items() if is_figure(name)})
-        if self._bar is not None:
-            self._bar.set_postfix_str(figures, refresh=False)
-            return
         said = f"step {line['step']} {figures.strip()}"
         if (rate := line.get("sentences_per_second")) is not None:
             left = max(self.total - self.done, 0) / rate
             said += f" | {rate:,.0f} sentences/s, {tqdm.format_interval(left)} left"
-        _say(said)
+        if self._bar is None:
+            _say(said)
+            return
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self._bar.write(said, file=sys.stderr)
 
     def __enter__(self) -> Display:
         return self

@@ -14,12 +14,14 @@ from fastqt.sentences.runs.config import DEV_MEASURE
 from fastqt.sentences.runs.metrics_file import HELD_OUT, Line, best_of, is_figure, read_metrics
 from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.train.objectives import Objective
-from fastqt.sentences.train.progress import PARTS
+from fastqt.sentences.train.progress import PARTS, SHARES
+from fastqt.sentences.train.views import OneEncoderObjective
 
-SHARES = ("accuracy", "chance")  # what ends so is shown in per cent
 NEAR_CHANCE = 1.5  # times chance, below which accuracies are near it
+REPETITIONS = 0.01  # share of rows that repeat a text of their batch, from which that is told
 COLLAPSED = -0.1  # uniformity above which vectors are nearly equal
 DIVERGED = 1.2  # times the first loss, above which the last one has risen
+PAIRED = "with a query and its positive in each row and no text in two rows of a batch"
 ORDERED = "with its sentences in the order in which they were written"
 
 
@@ -86,7 +88,7 @@ def diagnoses(directory: Path) -> list[str]:
     accuracies = [last.get(f"{held_out}{name}", 0.0) for name in names]
     chance = last.get(f"{held_out}chance")
     if chance is not None and sum(accuracies) < len(accuracies) * NEAR_CHANCE * chance:
-        rows = "with a query and its positive in each row" if of_pairs else ORDERED
+        rows = PAIRED if of_pairs else ORDERED
         said.append(
             "The accuracies are near chance: this model has learnt little or nothing. Try more steps "
             "(--epochs, --steps, or a smaller --batch-size, which makes more of them of the same text), more "
@@ -172,13 +174,14 @@ def opening(objective: Objective[Any], last_step: int) -> str:
     training, config = objective.training, objective.config
     vocabulary, progress = training.vocabulary, training.progress
     epoch = objective.steps(progress.sentences)
-    batch = f"{config.batch_size:,} sentences"
+    unit = "rows" if config.reads_rows else "sentences"
+    batch = f"{config.batch_size:,} {unit}"
     if objective.ranks.size > 1:
         batch = f"{batch} in each of {objective.ranks.size} processes"
     parameters = sum(each.numel() for each in objective.model.parameters())
 
     rows = {
-        "corpus": f"{', '.join(training.corpus)}: {progress.sentences:,} sentences{_words(vocabulary)}",
+        "corpus": f"{', '.join(training.corpus)}: {progress.sentences:,} {unit}{_words(vocabulary)}",
         "vocabulary": f"{len(vocabulary):,} entries",
         "model": f"{config.model}, encoder {config.encoder}: {parameters:,} parameters",
         "device": _device(objective.device),
@@ -193,7 +196,22 @@ def opening(objective: Objective[Any], last_step: int) -> str:
         rows["held out"] = f"{config.valid}: {len(objective.held_out):,} batches"
     if config.dev is not None:
         rows["pairs"] = config.dev
+    if said := _repetitions(objective):
+        rows["repetitions"] = said
     return "\n".join(f"{name:<11} {text}" for name, text in rows.items())
+
+
+def _repetitions(objective: Objective[Any]) -> str:
+    """What is to be known of rows that repeat a text of their batch, if that is worth a word."""
+    if not isinstance(objective, OneEncoderObjective):
+        return ""
+    repeating, rows = objective.repetitions()
+    if not repeating or repeating < REPETITIONS * rows:
+        return ""
+    said = f"{repeating / rows:.0%} of rows have a text that another row of their batch has too"
+    if objective.config.batch_sampler == "random":
+        return f"{said}, a wrong negative: --batch-sampler no-duplicates keeps such rows apart"
+    return f"{said}: the corpus has too few others to keep them apart"
 
 
 def _words(vocabulary: Lexicon) -> str:

@@ -20,11 +20,15 @@ from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import prompts_of
 from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, TripletCorpus
 from fastqt.sentences.text.batches import too_short
+from fastqt.sentences.text.duplicates import apart, repeating_rows
 from fastqt.sentences.train.objectives import Measured, ShuffledObjective, group_options
 from fastqt.sentences.train.ranks import Share
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import CheckpointVocabulary
+
+
+LOOKED_AT = 10_000  # rows of a corpus, for words about its repetitions
 
 
 class OneEncoderObjective(ShuffledObjective):
@@ -42,6 +46,11 @@ class OneEncoderObjective(ShuffledObjective):
             return
         prompts = prompts_of(self.config)
         self.sentences = TripletCorpus(self.training.corpus, self.vocabulary, prompts=prompts)
+
+    def repetitions(self) -> tuple[int, int]:
+        """How many rows of the first batches repeat a text of another row, and how many rows these are."""
+        size, order = self.config.batch_size * self.ranks.size, self.order(0)[:LOOKED_AT]
+        return repeating_rows(np.array_split(order, range(size, len(order), size)), self.sentences.texts)
 
     @property
     def width(self) -> int:
@@ -82,8 +91,11 @@ class OneEncoderObjective(ShuffledObjective):
         size = config.batch_size
         if len(rows) < size:
             raise InputError(too_short([config.valid], len(rows), size))
+        order = np.arange(len(rows))
+        if config.batch_sampler == "no-duplicates":
+            order = apart(order, rows.texts, size)
         for begin in range(0, min(len(rows) // size, config.valid_batches) * size, size):
-            yield rows.sample(np.arange(begin, begin + size))
+            yield rows.sample(order[begin : begin + size])
 
 
 class ViewsObjective(OneEncoderObjective):

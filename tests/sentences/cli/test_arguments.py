@@ -41,7 +41,7 @@ def test_each_command_has_a_function():
 def shown(capsys, *words):
     """The options in the groups of a help text."""
     with pytest.raises(SystemExit, match="0"):
-        build_parser().parse_args([*words, "--help"])
+        build_parser().parse_args(words)
     sections = re.split(r"^([a-z ,-]+):$", capsys.readouterr().out, flags=re.MULTILINE)
     groups = {
         title: re.findall(r"^  --([\w-]+)", text, re.MULTILINE)
@@ -52,7 +52,7 @@ def shown(capsys, *words):
 
 
 def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
-    groups = shown(capsys, "train")
+    groups = shown(capsys, "train", "--help-all")
     names = sorted(name.replace("-", "_") for group in groups.values() for name in group)
     assert names == sorted(options_of(TrainConfig).keys() - {"corpus"})
     assert {"valid", "max-length"} <= groups["data"]
@@ -61,7 +61,7 @@ def test_each_option_of_a_training_stands_in_one_group_of_its_help(capsys):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_the_help_of_a_model_kind_has_its_options_and_defaults_alone(capsys, kind):
-    groups = shown(capsys, "train", f"--model={kind.name}")
+    groups = shown(capsys, "train", f"--model={kind.name}", "--help")
     names = {name.replace("-", "_") for group in groups.values() for name in group}
     assert names == options_of(kind.options).keys() - {"corpus"} | {"model"}
     parser = build_parser()
@@ -176,3 +176,28 @@ def test_every_loss_takes_what_it_is_given(calls, name):
     sides = (torch.randn(shape, requires_grad=True) for shape in shapes)
     loss(*sides, **options).backward()
     assert all(x.grad is not None for x in options.values())
+
+
+def test_the_help_without_a_model_is_that_of_the_default(capsys):
+    texts = []
+    for words in (["--help"], ["--model", TrainConfig.model, "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            build_parser().parse_args(["train", *words])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert f"options of {TrainConfig.model};" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian"], "; did you mean train? (see"),
+        (["--x", "neighbours"], "did you mean neighbors?"),
+        (["zzz"], None),
+    ],
+)
+def test_a_command_that_was_meant_is_named(words, hint, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    said = capsys.readouterr().err
+    assert hint in said if hint else "mean" not in said

@@ -129,7 +129,7 @@ def test_files_in_both_formats(tmp_path):
     wanted = mine(queries, documents, positives, options)
     arguments = (Vectors(vectors), [str(tmp_path / "pairs.tsv")], [str(tmp_path / "corpus.txt")])
 
-    mined = mine_pairs(*arguments, tmp_path / "triplets.tsv", options)
+    mined = mine_pairs(*arguments, tmp_path / "triplets.tsv", options, format="triplets")
     rows = [line.split("\t") for line in (tmp_path / "triplets.tsv").read_text().splitlines()]
     assert rows == [
         [query, texts[positive], texts[row]]

@@ -1,5 +1,6 @@
 """A step on pairs equals the formulas in numpy, and a training learns to rank pairs that were held out."""
 
+import itertools
 import json
 import signal
 from dataclasses import replace
@@ -264,3 +265,29 @@ def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
         with pytest.raises(InputError, match=message):
             train(TrainConfig(**settings), tmp_path / "run")
         assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def consecutive(path, rows):
+    """Pairs of sentences of which each is the positive of one row and the query of the next."""
+    texts = [f"w{i % 37} w{i % 11} w{i}" for i in range(rows + 1)]
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in itertools.pairwise(texts)))
+    return str(path)
+
+
+@pytest.mark.parametrize("sampler", ["random", "no-duplicates"])
+def test_batches_without_duplicates_are_drawn_if_asked_for(sampler, tmp_path, capsys):
+    corpus = consecutive(tmp_path / "pairs.tsv", 400)
+    config = TrainConfig(corpus=(corpus,), **SMALL, valid=corpus, batch_sampler=sampler, epochs=1)
+    train(config, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert ("--batch-sampler no-duplicates keeps such rows apart" in said) == (sampler == "random")
+    vocabulary, progress = read_corpus(config, [corpus], 1)
+    objective = Trainer(Training(config, [corpus], vocabulary, tmp_path, progress)).objective
+    in_order = [range(begin, begin + 50) for begin in range(0, 400, 50)]
+    trained = [turn.batch.rows.tolist() for turn in objective.turns(progress)]
+    assert sorted(row for rows in trained for row in rows) == list(range(400))
+    neighbours = [any(row + 1 in rows for row in rows) for rows in trained]
+    assert any(neighbours[:-1]) == (sampler == "random")
+    held_out = [batch.rows.tolist() for batch in objective.held_out]
+    assert (held_out == [list(rows) for rows in in_order]) == (sampler == "random")
+    assert any(row + 1 in rows for rows in held_out[:4] for row in rows) == (sampler == "random")

@@ -106,13 +106,13 @@ def test_without_a_terminal_each_report_is_one_line(capsys):
         held_out = {"loss": 3.5, "forward_accuracy": 0.0625, "backward_accuracy": 0.5}
         display.report(LINE | {"step": 100} | {f"validation_{name}": held_out[name] for name in held_out})
     assert capsys.readouterr().err.splitlines() == [
-        "step 50 loss 2.500 forward 0.250 backward 0.125 chance 0.0100 | 200 sentences/s, 00:10 left",
-        "step 100 loss 2.500 forward 0.250 backward 0.125 chance 0.0100 | held out: loss 3.500 forward 0.062 "
-        "backward 0.500 | 200 sentences/s, 00:00 left",
+        "step 50 loss 2.500 forward 25.0% backward 12.5% chance 1.00% | 200 sentences/s, 00:10 left",
+        "step 100 loss 2.500 forward 25.0% backward 12.5% chance 1.00% | held out: loss 3.500 forward 6.2% "
+        "backward 50.0% | 200 sentences/s, 00:00 left",
     ]
 
 
-def test_a_terminal_shows_a_progress_bar(monkeypatch):
+def test_a_terminal_shows_the_reports_above_a_bar(monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", terminal)
@@ -121,9 +121,13 @@ def test_a_terminal_shows_a_progress_bar(monkeypatch):
     with Display(total=3000, done=500) as display:
         display.report(LINE)
         display.advance(1000)
+        display.report(LINE | {"step": 100})
     assert terminal.getvalue().startswith("reading\n")
-    last = terminal.getvalue().split("\r")[-1]
-    for part in ("50%", "1.50k/3.00k", "sent/s", "loss 2.500 forward 0.250 backward 0.125 chance 0.0100"):
+    *history, last = terminal.getvalue().split("\r")
+    reports = [text.splitlines()[0] for text in history if text.startswith("step")]
+    figures = "loss 2.500 forward 25.0% backward 12.5% chance 1.00%"
+    assert [text.split(" |")[0] for text in reports] == [f"step {step} {figures}" for step in (50, 100)]
+    for part in ("50%", "1.50k/3.00k", "sent/s"):
         assert part in last
 
 
