@@ -13,16 +13,21 @@ from torch.overrides import TorchFunctionMode
 
 from fastqt.promises import cells as cells
 from fastqt.promises import closed as closed
-from fastqt.promises import directions, unit
+from fastqt.promises import directions
 from fastqt.promises import ends as ends
 from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
+from fastqt.promises.masks import IN_PLACE, MADE, RULES_OF_MASKS, changed_in_place, promised_mask
 from fastqt.promises.notes import NOTED, note
+from fastqt.promises.patterns import Pattern
 from fastqt.promises.products import PRODUCTS, Side, product_of
 from fastqt.promises.promise import (
     Promise,
     Watch,
+    answered,
+    by_rule,
     called,
+    changed_by_rule,
     changes_in_place,
     is_settled,
     promised,
@@ -32,14 +37,21 @@ from fastqt.promises.promise import (
     waits,
 )
 from fastqt.promises.report import Report
-from fastqt.promises.scores import Scores
+from fastqt.promises.scores import Scores, UnitRows
 from fastqt.promises.state import State, mapped, parts
-from fastqt.promises.unit import NORMALIZED, unit_rows
+from fastqt.promises.terms import RULES_OF_TERMS, RowTerm
+from fastqt.promises.unit import NORMALIZED, RULES_OF_ROWS, unit_rows
 from fastqt.torch_modes import is_transformed
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# By what waits, what functions make of it.
+_RULES_OF_WAITING: dict[type, dict[Callable[..., Any], Callable[..., Any]]] = {
+    UnitRows: RULES_OF_ROWS,
+    Pattern: RULES_OF_MASKS,
+    RowTerm: RULES_OF_TERMS,
+}
 LEAST_CELLS = 2**16  # of a score matrix, below which the cells are faster
 
 
@@ -125,11 +137,14 @@ class _Mode(TorchFunctionMode):
         promises = promises_in(args, kwargs.values())
         if promises:
             return self._of_promises(func, args, kwargs, promises)
+
         promise = None
         if func in PRODUCTS:
             promise = self._product(func, args, kwargs)
         elif func in NORMALIZED:
             promise = self._rows(func, args, kwargs)
+        elif func in MADE:
+            promise = self._mask(func, args, kwargs)
         if promise is not None:
             return promise
         answer = func(*args, **kwargs)
@@ -144,7 +159,7 @@ class _Mode(TorchFunctionMode):
             return called(func, args, kwargs, self.watch)
         waiting = [x for x in promises if waits(x)]
         if waiting:
-            return self._of_waiting(func, args, kwargs, waiting)
+            return self._of_waiting(func, args, kwargs, promises, waiting)
         if any(is_settled(x) for x in promises):
             args, kwargs = mapped(args, settled), {key: mapped(x, settled) for key, x in kwargs.items()}
             return self.__torch_function__(func, (), args, kwargs)
@@ -154,22 +169,70 @@ class _Mode(TorchFunctionMode):
         return answer
 
     def _of_waiting(
-        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], waiting: list[Promise]
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        promises: list[Promise],
+        waiting: list[Promise],
     ) -> Any:
-        """What a function gives of losses and rows that wait, which may end that."""
+        """What a function gives of promises that wait, which may end that."""
         promise = self._product(func, args, kwargs) if func in PRODUCTS else None
-        if promise is None:
-            promise = unit.changed(func, args, kwargs, self.watch, waiting[0])
-        if promise is None:
-            promise = directions.combined(func, args, kwargs, self.watch)
+        if promise is not None:
+            return promise
+        answer = self._by_rule_of_waiting(func, args, kwargs, promises, waiting)
+        if answer is not NotImplemented:
+            return answer
+        promise = directions.combined(func, args, kwargs, self.watch)
         if promise is not None:
             return promise
         directions.become_tensors([x.box for x in waiting])
         return self.__torch_function__(func, (), args, kwargs)
 
+    def _by_rule_of_waiting(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        promises: list[Promise],
+        waiting: list[Promise],
+    ) -> Any:
+        """What a rule makes of promises that wait, and of scores beside masks; NotImplemented without one."""
+        kind = type(waiting[0].box.state.meaning)
+        if func in IN_PLACE and waiting[0] is args[0] and kind is Pattern:
+            changed = changed_in_place(func, args, kwargs)
+            return NotImplemented if changed is None else changed
+        others = [x for x in promises if not any(x is y for y in waiting)]
+        rules = _RULES_OF_WAITING.get(kind, {})
+        rule = rules.get(func) if args and (kind is Pattern or not kwargs) else None
+        if rule is not None:
+            answer = rule(*args, **kwargs)
+            if answer is not NotImplemented:
+                return answered(answer, func, args, kwargs, self.watch, (*others, *waiting)[0])
+
+        are_masks = all(type(x.box.state.meaning) is Pattern for x in waiting)
+        if not others or not are_masks or any(is_settled(x) for x in others):
+            return NotImplemented
+        if changes_in_place(func, kwargs):
+            is_changed = args[0] is others[0] and changed_by_rule(func, args, kwargs)
+            return args[0] if is_changed else NotImplemented
+        return by_rule(func, args, kwargs, self.watch, [*others, *waiting])
+
+    def _mask(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Promise | None:
+        """The promise of a mask that is worth it; None where a function makes something else."""
+        if torch.is_inference_mode_enabled() or is_transformed():
+            return None
+        mask = MADE[func](*args, **kwargs)
+        if mask is None or mask.size[0] * mask.size[1] < self.least_cells:
+            return None
+        promise = promised_mask(mask)
+        self.watch.live.add(promise.box)
+        return promise
+
     def ended(self) -> None:
         """Computes the losses and rows that have waited in vain."""
-        waiting = [x for x in self.watch.live if x.promise is not None]
+        kinds = (UnitRows, directions.Waiting)
+        waiting = [x for x in self.watch.live if x.promise is not None and isinstance(x.state.meaning, kinds)]
         directions.become_tensors(waiting)
 
     def _before_change(self, args: Any, kwargs: dict[str, Any]) -> None:

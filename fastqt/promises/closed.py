@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.promises.patterns import Pattern
 from fastqt.promises.promise import RULES, Promise, View, known
 from fastqt.promises.scores import Exponentials, Meaning, Product, Scores, is_number, replace
 
@@ -143,11 +144,7 @@ def added(s: Any, x: Any, **named: Any) -> Any:
     if scores is None or named or not _keeps_dtype(s, x) or isinstance(x, Promise):
         return NotImplemented
     if isinstance(x, Tensor) and tuple(x.shape) == (scores.shape[0], 1):
-        if any(isinstance(p, Product) and p.diagonal == "zero" for p in scores.blocks):
-            return NotImplemented
-        if any(isinstance(p, Product) and p.stands_for != -math.inf for p in scores.blocks):
-            return NotImplemented
-        return replace(scores, row=x if scores.row is None else scores.row + x)
+        return scores.plus(1.0, x) if scores.takes_rows else NotImplemented
     columns = scores.shape[1]
     if isinstance(x, Tensor) and tuple(x.shape) in ((columns,), (1, columns)) and len(scores.blocks) == 1:
         return _or_not(scores.each(lambda p: _biased(p, x.reshape(columns))))
@@ -178,7 +175,12 @@ def _keeps_dtype(s: Promise, x: Any) -> bool:
 @rule(T.masked_fill, torch.masked_fill)
 def filled(s: Any, mask: Any, value: Any) -> Any:
     scores = _scores(s)
-    if scores is None or not _is_mask(mask, scores):
+    if scores is None:
+        return NotImplemented
+    pattern = known(mask, Pattern)
+    if pattern is not None:
+        return _filled_by_pattern(scores, pattern, value)
+    if not _is_mask(mask, scores):
         return NotImplemented
     return _or_not(scores.each(lambda p: _masked(p, mask, value)))
 
@@ -187,13 +189,30 @@ def filled(s: Any, mask: Any, value: Any) -> Any:
 def chosen(condition: Any, s: Any = None, other: Any = None) -> Any:
     """Scores where a condition holds, and minus infinity elsewhere, or the reverse."""
     if isinstance(s, Promise) and not isinstance(other, Promise):
-        scores = _scores(s)
+        scores, pattern = _scores(s), known(condition, Pattern)
+        if scores is not None and pattern is not None and pattern.dtype == torch.bool:
+            return _filled_by_pattern(scores, pattern.with_table(~pattern.table), other)
         if scores is None or not _is_mask(condition, scores):
             return NotImplemented
         return filled(s, ~condition, other)
     if isinstance(other, Promise) and not isinstance(s, Promise):
         return filled(other, condition, s)
     return NotImplemented
+
+
+def _filled_by_pattern(scores: Scores, mask: Pattern, value: Any) -> Any:
+    """Scores of which the cells of a promised mask are minus infinity."""
+    if mask.dtype != torch.bool or mask.size != scores.shape or len(scores.blocks) > 1:
+        return NotImplemented
+    p = scores.alone
+    if p is None or not mask.is_of_diagonal(False, True) or not p.is_plain or mask.size[0] == 1:
+        cells = mask.cells()
+        return _or_not(scores.each(lambda p: _masked(p, cells, value)))
+    if type(value) is Tensor and not value.dim() and not value.requires_grad:
+        value = value.item()
+    if isinstance(value, Tensor) or not _is_minus_infinity(p, value):
+        return NotImplemented
+    return Scores((replace(p, diagonal="exclude", stands_for=float(value)),))
 
 
 def _is_mask(mask: Any, scores: Scores) -> bool:
@@ -257,7 +276,8 @@ RULES.in_place[T.fill_diagonal_] = with_diagonal_filled
 
 @rule(T.__setitem__)
 def set_cells(s: Any, where: Any, value: Any) -> Any:
-    return filled(s, where, value) if type(where) is Tensor else NotImplemented
+    is_mask = type(where) is Tensor or known(where, Pattern) is not None
+    return filled(s, where, value) if is_mask else NotImplemented
 
 
 def with_cells(s: Tensor, where: Tensor, value: Any) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastqt.losses.clip import losses_of_directions
 from fastqt.promises.promise import Box, Promise, Watch, become_tensor, promised, state_of, waits
-from fastqt.promises.scores import Meaning, Product, equal, is_number
+from fastqt.promises.scores import Meaning, Product, UnitRows, equal, is_number
 from fastqt.promises.state import State
 
 T = Tensor
@@ -183,6 +183,6 @@ def become_tensors(boxes: list[Box]) -> None:
 
     Rows come first, so that a loss is of those that the program has.
     """
-    for box in sorted(boxes, key=lambda box: isinstance(box.state.meaning, Waiting)):
+    for box in sorted(boxes, key=lambda box: not isinstance(box.state.meaning, UnitRows)):
         box.state.computed()
         become_tensor(box)

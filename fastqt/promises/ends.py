@@ -11,17 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastqt.devices import accumulation_dtype
 from fastqt.functional import contrastive_loss, log_sum_exp, sigmoid_loss
 from fastqt.losses.common import joined_loss
 from fastqt.promises import closed
 from fastqt.promises.directions import PairLoss, can_wait
 from fastqt.promises.notes import are_row_numbers
+from fastqt.promises.patterns import Pattern
 from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.scores import (
     Exponentials,
     LogProbabilities,
     LogSigmoids,
     Product,
+    RowTerms,
     Scores,
     Weighted,
     WeightedScores,
@@ -29,11 +32,14 @@ from fastqt.promises.scores import (
     replace,
     width,
 )
+from fastqt.promises.terms import LogSumExp, RowTerm
 from fastqt.targets import Pairs
+from fastqt.targets.base import TargetRows, Targets
 from fastqt.torch_modes import is_transformed
 
 T = Tensor
 rule = RULES.rule
+MOST_ENTRIES = 2**20  # of a list of targets
 
 
 class Columns(NamedTuple):
@@ -112,7 +118,9 @@ def _computed(loss: Callable[..., Tensor], **options: Any) -> Any:
 
 def _with_rows(result: Tensor, scores: Scores) -> Tensor:
     """A result that what is added to whole rows does not change, unless that is no number."""
-    return result if scores.row is None else result + 0 * scores.row.sum()
+    for row in () if scores.row is None else scores.row.tensors:
+        result = result + 0 * row.sum()
+    return result
 
 
 def like(result: Any, s: Promise, function_casts: bool = True) -> Any:
@@ -256,7 +264,9 @@ def cross_entropy(
         return NotImplemented
     if _is_index(target, scores.shape[0]):
         return _promised_loss(s, scores, target, ignore_index, reduction, casts=True)
-    sums = _sums_of_weights(scores, target)
+    if target.dtype != s.dtype:
+        return NotImplemented
+    sums = _sums_of_weights(scores, known(target, Pattern) or target)
     if sums is NotImplemented or reduction == "none":
         return like(-sums if sums is not NotImplemented else sums, s)
     return like(-sums.sum() if reduction == "sum" else -sums.mean(), s)
@@ -289,6 +299,8 @@ def log_softmax(s: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
 def _sums_of_weights(scores: Scores, weights: Any) -> Any:
     """The sum of each row of weights times log-probabilities, (N,)."""
     columns = columns_of(scores)
+    if columns is not None and isinstance(weights, Pattern):
+        return _sums_of_pattern(scores, columns, weights)
     if columns is None or type(weights) is not Tensor or tuple(weights.shape) != scores.shape:
         return NotImplemented
     if len(scores.blocks) > 1 or weights.requires_grad or not columns.product.is_plain_but_diagonal(weights):
@@ -300,6 +312,61 @@ def _sums_of_weights(scores: Scores, weights: Any) -> Any:
     if divergence is NotImplemented:
         return divergence
     return _with_rows(torch.xlogy(dense, dense).sum(1) - divergence, scores)
+
+
+def _sums_of_pattern(scores: Scores, columns: Columns, weights: Pattern) -> Any:
+    """The same of weights that are equal in many cells."""
+    if weights.size != scores.shape or len(scores.blocks) > 1 or not weights.table.is_floating_point():
+        return NotImplemented
+    product, targets = columns.product, _listed(weights)
+    is_kept = product.diagonal == "keep" or (targets is not None and not targets.has_diagonal)
+    if targets is not None and product.mask is None and is_kept:
+        divergence = _computed(contrastive_loss, **columns.options, targets=targets, reduction="none")
+        if divergence is not NotImplemented:
+            return _with_rows(targets.entropies.to(divergence.dtype) - divergence, scores)
+    if not _is_plain(scores) or not bool(weights.table.isfinite().all()):
+        return NotImplemented
+    logsumexps = _logsumexp(scores)
+    if logsumexps is NotImplemented:
+        return logsumexps
+    return _sums_of_products(scores.plus(-1.0, logsumexps[:, None]), weights)
+
+
+def _listed(weights: Pattern) -> Listed | None:
+    """The weights by their list; None where it is long, or one of them is less than 0."""
+    cells = weights.entries(MOST_ENTRIES)
+    if cells is None or len(cells[0]) > MOST_ENTRIES or not bool((cells[2] >= 0).all()):
+        return None
+    return Listed(weights.size[0], *cells)
+
+
+class Listed(Targets):
+    """Weights of cells (rows[i], columns[i]), in the order of the rows."""
+
+    def __init__(self, N: int, rows: Tensor, columns: Tensor, weights: Tensor) -> None:
+        counts = torch.bincount(rows, minlength=N)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        weights = weights.to(accumulation_dtype(weights.device))
+        self._rows, self._numbers = TargetRows(starts, columns, weights), rows
+
+    @property
+    def has_diagonal(self) -> bool:
+        """Whether a cell (i, i) is among them."""
+        _, columns, _ = self._rows.compressed()
+        return bool((self._numbers == columns).any())
+
+    @property
+    def entropies(self) -> Tensor:
+        """The sum of each row of w log w, (N,)."""
+        starts, _, weights = self._rows.compressed()
+        entropies = torch.xlogy(weights, weights)
+        return weights.new_zeros(len(starts) - 1).index_add_(0, self._numbers, entropies)
+
+    def check(self, N: int, M: int, diagonal: str) -> None:
+        return  # They are of a matrix of this shape.
+
+    def rows(self, N: int, M: int, device: torch.device) -> TargetRows:
+        return self._rows
 
 
 @rule(F.kl_div)
@@ -314,10 +381,17 @@ def kl_div(
     log_p = known(s, LogProbabilities)
     if log_p is None or size_average is not None or reduce is not None or log_target or reduction == "none":
         return NotImplemented
-    sums = _sums_of_weights(log_p.scores, target)
+    if target.dtype != s.dtype:
+        return NotImplemented
+    pattern = known(target, Pattern)
+    sums = _sums_of_weights(log_p.scores, pattern or target)
     if sums is NotImplemented:
         return sums
-    total = (torch.xlogy(target, target).sum(1).to(sums.dtype) - sums).sum()
+    if pattern is None:
+        entropies = torch.xlogy(target, target).sum(1)
+    else:
+        entropies = pattern.with_table(torch.xlogy(pattern.table, pattern.table)).sums()
+    total = (entropies.to(sums.dtype) - sums).sum()
     divisor = {"sum": 1, "batchmean": log_p.shape[0], "mean": math.prod(log_p.shape)}[reduction]
     return like(total / divisor, s, False)
 
@@ -343,7 +417,7 @@ def _logsumexp(scores: Scores) -> Any:
     sums = NotImplemented if columns is None else _computed(log_sum_exp, **columns.options)
     if sums is NotImplemented or scores.row is None:
         return sums
-    return sums + scores.row[:, 0]
+    return sums + scores.row.computed()[:, 0]
 
 
 @rule(T.sum, torch.sum)
@@ -353,6 +427,10 @@ def summed(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
         return NotImplemented
     if dim is None and (signed := known(s, LogSigmoids)) is not None:
         return like(_sum_of_log_sigmoids(signed.of), s, False)
+    if dim is not None and (exponentials := known(s, Exponentials)) is not None:
+        term = _sums_of_exponentials(s, exponentials.scores, keepdim)
+        if term is not None:
+            return term
     rows = _sums_of_rows(s)
     if rows is NotImplemented:
         return rows
@@ -369,6 +447,31 @@ def averaged(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> An
     return total if total is NotImplemented else total / count
 
 
+def _sums_of_exponentials(s: Promise, scores: Scores, keepdim: bool) -> RowTerm | None:
+    """The sum of each row as a promise, of which a program may want the logarithm alone."""
+    if len(scores.blocks) > 1 or torch.is_autocast_enabled(s.device.type) or columns_of(scores) is None:
+        return None
+    state, of_cells, dtype = s.box.state, replace(scores, row=None), s.dtype
+
+    def sums() -> Tensor:
+        computed: Any = _logsumexp(of_cells)
+        if isinstance(computed, Tensor):
+            return computed[:, None]
+        of_all = state.computed().sum(1, keepdim=True).log()
+        return of_all if scores.row is None else of_all - scores.row.computed()
+
+    terms = RowTerms(()) if scores.row is None else scores.row
+    terms = RowTerms(((1.0, LogSumExp(of_cells, sums, state)), *terms.terms))
+    return RowTerm(
+        size=(scores.shape[0], 1) if keepdim else scores.shape[:1],
+        dtype=dtype,
+        terms=terms,
+        is_exp=True,
+        part=lambda: terms.computed().exp().to(dtype),
+        by="fastqt.log_sum_exp",
+    )
+
+
 def _sums_of_rows(s: Any) -> Any:
     """The sum of each row of what follows from scores, (N,)."""
     if (exponentials := known(s, Exponentials)) is not None:
@@ -378,16 +481,59 @@ def _sums_of_rows(s: Any) -> Any:
         sums = _sums_of_weights(weighted.of.scores, weighted.weights)
         return sums if sums is NotImplemented else weighted.sign * sums
     if (weighted := known(s, WeightedScores)) is not None:
-        RULES.taken = "a product with the weighted sums of candidates"
-        return weighted.sums()
+        return _sums_of_weighted_scores(weighted)
     return NotImplemented
+
+
+def _sums_of_weighted_scores(weighted: WeightedScores) -> Any:
+    """The sum over the columns goes before the product with the query."""
+    log_p = _log_probabilities(weighted.of)
+    sums = NotImplemented if log_p is None else _sums_of_weights(log_p, weighted.weights)
+    if sums is not NotImplemented:
+        return sums
+
+    RULES.taken = "a product with the weighted sums of candidates"
+    return _sums_of_products(weighted.of, weighted.weights)
+
+
+def _sums_of_products(scores: Scores, weights: Tensor | Pattern) -> Tensor:
+    """The sum of each row of weights times scores of one product, (N,)."""
+    p, row = scores.first.of_rows(), scores.row
+    times: Callable[[Tensor], Tensor]
+    if isinstance(weights, Pattern):
+        dtype = torch.promote_types(weights.table.dtype, torch.float32)
+        times, of_rows = weights.times, weights.sums().to(dtype)
+    else:
+        dtype = torch.promote_types(weights.dtype, torch.float32)
+        dense = weights.to(dtype)
+        times, of_rows = dense.__matmul__, dense.sum(1)
+
+    sums: Tensor = (p.queries.to(dtype) * times(p.candidates.to(dtype))).sum(1) * p.scale
+    if isinstance(p.bias, Tensor) and p.bias.dim():
+        sums = sums + times(p.bias.to(dtype)[:, None])[:, 0]
+    elif not p.has_no_bias:
+        sums = sums + of_rows * p.bias
+    return sums if row is None else sums + of_rows * row.computed()[:, 0]
+
+
+def _log_probabilities(scores: Scores) -> Scores | None:
+    """The scores of whose softmax these are the logarithm, but for cells that are not in it."""
+    terms = () if scores.row is None else scores.row.terms
+    if len(terms) != 1 or terms[0][0] != -1 or not isinstance(terms[0][1], LogSumExp):
+        return None
+    others = terms[0][1].scores
+    block = others.blocks[0]
+    is_one = len(scores.blocks) == len(others.blocks) == 1
+    return others if is_one and scores.first.is_same(block) else None
 
 
 def _times(s: Any, x: Any) -> Any:
     """Log-probabilities times weights, or exponentials times ones and zeros."""
     s, x = (s, x) if isinstance(s, Promise) else (x, s)
-    if (weighted := known(s, Weighted)) is not None and x == -1:
+    if (weighted := known(s, Weighted)) is not None and type(x) in (int, float) and x == -1:
         return Weighted(weighted.weights, weighted.of, -weighted.sign)
+    if (pattern := known(x, Pattern) or known(s, Pattern)) is not None:
+        return _times_pattern(s if known(x, Pattern) is not None else x, pattern)
     if type(x) is not Tensor or tuple(x.shape) != tuple(s.shape) or x.requires_grad:
         return closed.multiplied(s, x)
     if (log_p := known(s, LogProbabilities)) is not None and x.dtype in (s.dtype, torch.bool):
@@ -397,6 +543,31 @@ def _times(s: Any, x: Any) -> Any:
     if (scores := known(s, Scores)) is not None and x.dtype == s.dtype and _is_plain(scores):
         return WeightedScores(x, scores)
     return closed.multiplied(s, x)
+
+
+def _times_pattern(s: Any, pattern: Pattern) -> Any:
+    """The same with a mask that is promised."""
+    if not isinstance(s, Promise) or pattern.size != tuple(s.shape):
+        return NotImplemented
+    if torch.promote_types(pattern.table.dtype, s.dtype) != s.dtype:
+        return NotImplemented
+    if not bool(pattern.table.isfinite().all()):
+        return NotImplemented
+
+    weights = pattern.with_table(pattern.table.to(s.dtype))
+    if (log_p := known(s, LogProbabilities)) is not None:
+        return Weighted(weights, log_p)
+    if (exponentials := known(s, Exponentials)) is not None:
+        p = exponentials.scores.first
+        if len(exponentials.scores.blocks) == 1 and p.is_plain and weights.is_of_diagonal(1, 0):
+            masked = replace(p, diagonal="exclude")
+            if weights.size[0] > 1:
+                return Exponentials(replace(exponentials.scores, blocks=(masked,)))
+        is_of_ones = bool(((weights.table == 0) | (weights.table == 1)).all())
+        return _where_one(exponentials.scores, weights.cells()) if is_of_ones else NotImplemented
+    if (scores := known(s, Scores)) is not None and _is_plain(scores):
+        return WeightedScores(weights, scores)
+    return NotImplemented
 
 
 def _where_one(scores: Scores, ones: Tensor) -> Any:
@@ -420,17 +591,28 @@ def _is_plain(scores: Scores) -> bool:
 @rule(F.logsigmoid)
 def log_sigmoids(s: Any) -> Any:
     weighted = known(s, WeightedScores)
-    if weighted is None or weighted.of.row is not None or not bool((weighted.weights.abs() == 1).all()):
+    if weighted is None or weighted.of.row is not None:
         return NotImplemented
-    return LogSigmoids(weighted)
+    weights = weighted.weights.table if isinstance(weighted.weights, Pattern) else weighted.weights
+    return LogSigmoids(weighted) if bool((weights.abs() == 1).all()) else NotImplemented
 
 
 def _sum_of_log_sigmoids(weighted: WeightedScores) -> Any:
     """The labels 1 and -1 of a score are the targets 1 and 0 of the sigmoid loss."""
-    p = weighted.of.first
-    dense = (weighted.weights > 0).to(torch.promote_types(p.queries.dtype, torch.float32))
-    loss = _computed(sigmoid_loss, **_of_sigmoids(p), targets=dense, reduction="sum")
+    p, weights = weighted.of.first, weighted.weights
+    if isinstance(weights, Pattern):
+        targets = _targets(weights.with_table(weights.table > 0), p)
+    else:
+        targets = (weights > 0).to(torch.promote_types(p.queries.dtype, torch.float32))
+    loss = _computed(sigmoid_loss, **_of_sigmoids(p), targets=targets, reduction="sum")
     return loss if loss is NotImplemented else -loss
+
+
+def _targets(pattern: Pattern, p: Product) -> Targets | Tensor:
+    """A mask as targets of a loss of this product."""
+    listed = _listed(pattern)
+    dtype = torch.promote_types(p.queries.dtype, torch.float32)
+    return pattern.cells().to(dtype) if listed is None else listed
 
 
 RULES.rule(T.mul, torch.mul, T.__mul__, T.__rmul__, T.multiply, torch.multiply)(_times)
@@ -456,14 +638,23 @@ def binary_cross_entropy(
     scores = known(s, Scores)
     p = None if scores is None else scores.alone
     plain = weight is None and size_average is None and reduce is None and pos_weight is None
-    if p is None or not plain or not p.is_plain or reduction == "none" or type(target) is not Tensor:
+    if p is None or not plain or not p.is_plain or reduction == "none":
+        return NotImplemented
+
+    pattern = known(target, Pattern)
+    if type(target) is not Tensor and pattern is None:
         return NotImplemented
     if tuple(target.shape) != tuple(s.shape) or target.requires_grad or not target.is_floating_point():
         return NotImplemented
-    if not bool((target >= 0).all()):
+    if target.dtype != s.dtype:
         return NotImplemented
-    dense = target.to(torch.promote_types(p.queries.dtype, torch.float32))
-    loss = _computed(sigmoid_loss, **_of_sigmoids(p), targets=dense, reduction="sum")
+    if not bool(((target if pattern is None else pattern.table) >= 0).all()):
+        return NotImplemented
+    if pattern is None:
+        targets = target.to(torch.promote_types(p.queries.dtype, torch.float32))
+    else:
+        targets = _targets(pattern, p)
+    loss = _computed(sigmoid_loss, **_of_sigmoids(p), targets=targets, reduction="sum")
     if loss is NotImplemented:
         return loss
     return like(loss if reduction == "sum" else loss / s.numel(), s)

@@ -6,6 +6,7 @@ the program itself: the functions that it called are called then, with their gra
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -132,9 +133,9 @@ def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promi
     promise = _anchored(box, shape, dtype, *leaves) if leaves else Promise(box, shape, dtype)
     if state.meaning.waits:
         box.promise = weakref.ref(promise)
-        if isinstance(state.meaning, UnitRows):  # Whoever computes them, the program has the same tensor.
-            of_box = weakref.ref(box)
-            state.when_computed = lambda: become_tensor(of_box())
+        # Whoever computes it, the program has the same tensor, before there are views of it.
+        of_box = weakref.ref(box)
+        state.when_computed = lambda: become_tensor(of_box())
     return promise
 
 
@@ -212,6 +213,18 @@ class View:
 
     def __init__(self, meaning: Meaning) -> None:
         self.meaning = meaning
+
+
+class Several:
+    """A rule's answer of several tensors.
+
+    Attributes:
+        answers: by the function of the same arguments that gives it, each answer.
+        joined: what the program gets of the promises.
+    """
+
+    def __init__(self, answers: list[tuple[Function, Meaning]], joined: Callable[..., Any]) -> None:
+        self.answers, self.joined = answers, joined
 
 
 class Rules:
@@ -317,23 +330,14 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     if func in _PINS and isinstance(args[0], Promise):
         args[0].box.state.computed()
         args[0].box.state.meaning = None
+    elif kwargs.get("out") is not None:
+        return _into(func, name, args, kwargs, watch)
     elif args and isinstance(args[0], Promise) and changes_in_place(func, kwargs):
         return _in_place(func, name, args, kwargs, watch)
-    elif (rule := RULES.of.get(func)) is not None:
-        RULES.taken = ""
-        answer = rule(*args, **kwargs)
-        if watch.report is None and isinstance(answer, Meaning) and answer.comes_first:
-            # Nothing comes after it that it could wait for.
-            value = answer.value()
-            answer = NotImplemented if value is None else value
+    else:
+        answer = by_rule(func, args, kwargs, watch, promises)
         if answer is not NotImplemented:
-            if not isinstance(answer, Meaning | View):
-                for x in promises:
-                    if x.box.state.cells is None:
-                        x.box.state.check()
-            if RULES.taken:
-                watch.fused(name, RULES.taken)
-            return answered(answer, func, args, kwargs, watch, promises[0])
+            return answer
 
     def cells(x: Any) -> Any:
         if not isinstance(x, Promise):
@@ -355,7 +359,34 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     return func(*mapped(args, cells), **{key: mapped(x, cells) for key, x in kwargs.items()})
 
 
+def by_rule(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, promises: list[Promise]) -> Any:
+    """What a rule makes of a function that changes nothing; NotImplemented where none has an answer.
+
+    Args:
+        promises: those among the arguments, the first of which gives the dtype and is what views are of.
+    """
+    rule = RULES.of.get(func)
+    if rule is None:
+        return NotImplemented
+    RULES.taken = ""
+    answer = rule(*args, **kwargs)
+    if watch.report is None and isinstance(answer, Meaning) and answer.comes_first:
+        # Nothing comes after it that it could wait for.
+        value = answer.value()
+        answer = NotImplemented if value is None else value
+    if answer is NotImplemented:
+        return answer
+    if not isinstance(answer, Meaning | View | Several):
+        for x in promises:
+            if x.box.state.cells is None:
+                x.box.state.check()
+    if RULES.taken:
+        watch.fused(getattr(func, "__name__", str(func)), RULES.taken)
+    return answered(answer, func, args, kwargs, watch, promises[0])
+
+
 def changes_in_place(func: Function, kwargs: dict[str, Any]) -> bool:
+    """Whether a function changes its first argument, or one named `out`."""
     changes = _CHANGES.get(func)
     if changes is None:
         changes = _changes_its_first(func)
@@ -396,22 +427,45 @@ def answered(
     answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, first: Promise
 ) -> Any:
     """What a program gets for a rule's answer to a function whose first promise is this one."""
+    if isinstance(answer, Several):
+        each = [answered(meaning, part, args, kwargs, watch, first) for part, meaning in answer.answers]
+        return answer.joined(each)
     base = None
     if isinstance(answer, View):
         answer, base = answer.meaning, first.box
     if not isinstance(answer, Meaning):
         return answer
-    promise = promised(state_of(func, args, kwargs, answer), answer.dtype or first.box.dtype, base)
+    state = state_of(func, args, kwargs, answer)
+    promise = promised(state, answer.dtype or first.box.dtype, base)
+    if answer.by:
+        state.reports = functools.partial(watch.fused, getattr(func, "__name__", ""))
     watch.live.add(promise.box)
     return promise
+
+
+def _into(func: Function, name: str, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
+    """A function that writes its result to `out`."""
+    out, others = kwargs["out"], {key: x for key, x in kwargs.items() if key != "out"}
+    if isinstance(out, Promise):
+
+        def into(target: Tensor, *rest: Any, **named: Any) -> Any:
+            return func(*rest, **named, out=target)
+
+        return _in_place(into, name, (out, *args), others, watch)
+    args, others = mapped(args, _cells), {key: mapped(x, _cells) for key, x in others.items()}
+    return func(*args, **others, out=out)
+
+
+def _cells(x: Any) -> Any:
+    return x.box.state.computed() if isinstance(x, Promise) else x
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
-def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
-    """A function that changes its first argument, a promise."""
+def changed_by_rule(func: Function, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a promise, the first argument, stands for what a function in place makes of it from now on."""
     promise, box = args[0], args[0].box
     alone = box.base is None and not any(box.views)
     instead = RULES.in_place.get(func)
@@ -419,12 +473,21 @@ def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watc
     has_new_leaf = torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in parts((args[1:], tuple(kwargs.values())))
     )
-    if alone and rule is not None and instead is not None and not has_new_leaf:
-        answer = rule(*args, **kwargs)
-        is_same = isinstance(answer, Meaning) and tuple(answer.shape) == tuple(promise.shape)
-        if is_same and answer.dtype in (None, promise.dtype):
-            box.state = state_of(instead, args, kwargs, answer)
-            return promise
+    if not alone or rule is None or instead is None or has_new_leaf:
+        return False
+    answer = rule(*args, **kwargs)
+    is_same = isinstance(answer, Meaning) and tuple(answer.shape) == tuple(promise.shape)
+    if not is_same or answer.dtype not in (None, promise.dtype):
+        return False
+    box.state = state_of(instead, args, kwargs, answer)
+    return True
+
+
+def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
+    """A function that changes its first argument, a promise."""
+    promise, box = args[0], args[0].box
+    if changed_by_rule(func, args, kwargs):
+        return promise
 
     family = box.base or box
     watch.computes(name, promise)
@@ -444,9 +507,9 @@ def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watc
             )
             view.state.computed()
     target = box.state.computed()
-    rest = mapped(args[1:], lambda x: x.box.state.computed() if isinstance(x, Promise) else x)
+    rest, named = mapped(args[1:], _cells), {key: mapped(x, _cells) for key, x in kwargs.items()}
     with torch._C.DisableTorchFunctionSubclass():
-        func(target, *rest, **kwargs)
+        func(target, *rest, **named)
     for each in (family, *family.views):
         each.state.meaning = None
         each.state.keep(each.state.computed())

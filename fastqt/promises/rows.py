@@ -5,6 +5,7 @@ A rule here is asked where no other one has an answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from fastqt.promises import ends as ends
 from fastqt.promises import walk
-from fastqt.promises.promise import RULES, Promise, View
-from fastqt.promises.state import State, mapped, parts
+from fastqt.promises.promise import RULES, Promise, Several, View, known
+from fastqt.promises.scores import RowTerms, Scores
+from fastqt.promises.state import State, functions, mapped, parts
+from fastqt.promises.terms import Largest, RowTerm
 from fastqt.promises.walk import HOWS, NONE, ROWS, How, Parts, Walked, Window
 
 T = Tensor
@@ -75,12 +78,6 @@ def _in_turn(first: Function, second: Function) -> Function:
         return second(*args, **named)
 
     return rule
-
-
-def functions(names: str) -> list[Function]:
-    """All functions of torch with these names."""
-    named = [getattr(x, name, None) for name in names.split() for x in (T, torch, F)]
-    return [x for x in dict.fromkeys(named) if callable(x)]
 
 
 # Of each cell by itself.
@@ -287,6 +284,12 @@ def _best(function: Function) -> None:
         state = walk.matrix(s)
         if state is None or len(s.shape) != 2 or _direction(state, dim) != "rows" or k * FEW > s.shape[1]:
             return NotImplemented
+        if name == "max" and known(s, Scores) is not None:
+            return _largest(function, s, state, keepdim, lambda: best_of(state, options, named))
+        return best_of(state, options, named)
+
+    def best_of(state: State, options: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        _, _, keepdim = _options_of_best(name, options, named)
         best = walk.walked(state, "rows", lambda x, window: function(x, *options, **named)[1], grad=False)
         columns = best if keepdim else best[:, None]
         rows = torch.arange(len(best), device=best.device)[:, None].expand_as(columns)
@@ -295,6 +298,48 @@ def _best(function: Function) -> None:
 
     if name != "topk":
         HOWS[function] = How(_kinds_of_cells, _part_of_cells)
+
+
+def _largest(
+    function: Function, s: Promise, state: State, keepdim: bool, compute: Callable[[], Any]
+) -> Several:
+    """The largest cells and their places as promises, for most programs only take them off again."""
+    size = (s.shape[0], 1) if keepdim else (s.shape[0],)
+    result: list[Any] = []
+
+    def part(place: int) -> Tensor:
+        if not result:
+            with state.modes(grad=state.grad):
+                result.append(compute())
+        answer: Tensor = result[0][place]
+        return answer
+
+    largest = Largest(lambda: part(0).detach().reshape(-1, 1))
+    values, places = (
+        RowTerm(
+            size=size,
+            terms=RowTerms(((1.0, largest),)),
+            dtype=dtype,
+            is_constant=place == 0 and not state.leaves,
+            part=functools.partial(part, place),
+            by="a walk over rows",
+        )
+        for place, dtype in enumerate((s.dtype, torch.int64))
+    )
+    return Several(
+        [(_MAXIMA[function], values), (_PLACES_OF_MAXIMA[function], places)], torch.return_types.max
+    )
+
+
+def _field(function: Function, place: int) -> Function:
+    @functools.wraps(function)
+    def field(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)[place]
+
+    return field
+
+
+_MAXIMA, _PLACES_OF_MAXIMA = ({x: _field(x, place) for x in (T.max, torch.max)} for place in (0, 1))
 
 
 def _options_of_best(name: str, options: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, bool]:

@@ -13,6 +13,14 @@ from torch import Tensor
 from fastqt.options import DiagonalMode
 
 
+class Term(Protocol):
+    """A tensor that can be computed."""
+
+    def computed(self) -> Tensor: ...
+
+    def detached(self) -> Term: ...
+
+
 class Promised(Protocol):
     """A tensor that can be computed; see `State`."""
 
@@ -45,6 +53,7 @@ class Meaning:
         comes_first: whether its value is what the program gets, and not that of the program's functions.
         is_matrix: whether it is of the cells of a score matrix.
         waits: whether its promise becomes the tensor when anything is asked of it that no rule knows.
+        by: of what comes first, the call of fastqt that computes it.
     """
 
     name = "scores"
@@ -52,6 +61,7 @@ class Meaning:
     comes_first = False
     is_matrix = True
     waits = False
+    by = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,6 +133,17 @@ class Product:
             left = left | (weights.diagonal() != 0).any()
         return not bool(left)
 
+    def is_same(self, other: Product | Tensor) -> bool:
+        """Whether the cells are known to be those of another product, but for what leaves a softmax."""
+        if isinstance(other, Tensor) or not equal(self.bias, other.bias):
+            return False
+        if not equal(self.scale, other.scale):
+            return False
+        units = self.unit is other.unit
+        if self.unit is not None and other.unit is not None:
+            units = all(x is y for x, y in zip(self.unit, other.unit, strict=True))
+        return units and self.queries is other.queries and self.candidates is other.candidates
+
     @property
     def sources(self) -> tuple[Tensor, Tensor]:
         return (self.queries, self.candidates) if self.made_of is None else self.made_of
@@ -150,16 +171,53 @@ class Product:
 
 
 @dataclass(eq=False)
+class RowTerms:
+    """A sum of terms, (N, 1) each, of which some are promises.
+
+    Attributes:
+        terms: each with its sign.
+    """
+
+    terms: tuple[tuple[float, Tensor | Term], ...]
+
+    def plus(self, sign: float, term: Tensor | Term) -> RowTerms:
+        """With another term, which cancels the same one of the other sign."""
+        for i, (other_sign, other) in enumerate(self.terms):
+            if other is term and other_sign == -sign and not isinstance(term, Tensor):
+                return RowTerms(self.terms[:i] + self.terms[i + 1 :])
+        return RowTerms((*self.terms, (sign, term)))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The terms that are no promises."""
+        return [x for _, x in self.terms if isinstance(x, Tensor)]
+
+    def detached(self) -> RowTerms:
+        return RowTerms(
+            tuple((sign, x.detach() if isinstance(x, Tensor) else x.detached()) for sign, x in self.terms)
+        )
+
+    def computed(self) -> Tensor:
+        """The sum, (N, 1)."""
+        total: Tensor | None = None
+        for sign, x in self.terms:
+            term = sign * (x if isinstance(x, Tensor) else x.computed())
+            total = term if total is None else total + term
+        assert total is not None
+        return total
+
+
+@dataclass(eq=False)
 class Scores(Meaning):
     """Blocks of columns beside each other, (N, M).
 
     Attributes:
         blocks: each a product, or numbers (N, k) that are there.
-        row: (N, 1), added to all cells of a row; None for nothing.
+        row: added to all cells of a row; None for nothing.
     """
 
     blocks: tuple[Product | Tensor, ...]
-    row: Tensor | None = None
+    row: RowTerms | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -175,9 +233,20 @@ class Scores(Meaning):
         block = self.blocks[0]
         return block if len(self.blocks) == 1 and isinstance(block, Product) and self.row is None else None
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether something can be added to all cells of a row."""
+        products = [x for x in self.blocks if isinstance(x, Product)]
+        return all(p.diagonal != "zero" and p.stands_for == -math.inf for p in products)
+
     def detached(self) -> Scores:
         blocks = tuple(x.detached() if isinstance(x, Product) else x.detach() for x in self.blocks)
-        return Scores(blocks, None if self.row is None else self.row.detach())
+        return Scores(blocks, None if self.row is None else self.row.detached())
+
+    def plus(self, sign: float, term: Tensor | Term) -> Scores:
+        """With a term that is added to all cells of a row, (N, 1), or taken off."""
+        row = (RowTerms(()) if self.row is None else self.row).plus(sign, term)
+        return replace(self, row=row if row.terms else None)
 
     def each(
         self,
@@ -210,7 +279,7 @@ class Weighted(Meaning):
     """Log-probabilities times weights (N, M), which are no less than 0."""
 
     name = "weighted log_softmax"
-    weights: Tensor
+    weights: Any  # a tensor or a `Pattern`
     of: LogProbabilities
     sign: float = 1.0
 
@@ -227,7 +296,7 @@ class WeightedScores(Meaning):
     """Scores of a product, of which no cell is something else, times weights (N, M) without a gradient."""
 
     name = "weighted scores"
-    weights: Tensor
+    weights: Any  # a tensor or a `Pattern`
     of: Scores
 
     @property
@@ -236,18 +305,6 @@ class WeightedScores(Meaning):
 
     def detached(self) -> WeightedScores:
         return replace(self, of=self.of.detached())
-
-    def sums(self) -> Tensor:
-        """Of each row, (N,): the sum over the columns goes before the product with the query."""
-        p, dtype = self.of.first.of_rows(), torch.promote_types(self.weights.dtype, torch.float32)
-        weights = self.weights.to(dtype)
-        candidates = weights @ p.candidates.to(dtype)
-        sums = (p.queries.to(dtype) * candidates).sum(1) * p.scale
-        if isinstance(p.bias, Tensor) and p.bias.dim():
-            sums = sums + weights @ p.bias.to(dtype)
-        elif not p.has_no_bias:
-            sums = sums + weights.sum(1) * p.bias
-        return sums if self.of.row is None else sums + weights.sum(1) * self.of.row[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

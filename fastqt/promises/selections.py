@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fastqt.promises import closed, walk
 from fastqt.promises.promise import Promise, View
-from fastqt.promises.rows import FEW, also, functions, taken
+from fastqt.promises.rows import FEW, also, taken
 from fastqt.promises.scores import Diagonal
-from fastqt.promises.state import State
+from fastqt.promises.state import State, functions
 from fastqt.promises.walk import HOWS, ROWS, How, Parts, Walked, Window
 
 T = Tensor

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastqt.promises.scores import Meaning
@@ -42,6 +43,12 @@ def parts(x: Any) -> list[Any]:
     return flat
 
 
+def functions(names: str) -> list[Function]:
+    """All functions of torch with these names."""
+    named = [getattr(x, name, None) for name in names.split() for x in (Tensor, torch, F)]
+    return [x for x in dict.fromkeys(named) if callable(x)]
+
+
 def autocast_of(device: str) -> torch.dtype | None:
     """The dtype of autocast; None where it is disabled."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -59,6 +66,7 @@ class State:
         is_differentiable: whether a gradient may flow through it.
         leaves: the tensors to which its gradient flows.
         when_computed: is called then.
+        reports: is told of the call of fastqt that has computed it in place of the program's function.
         told: of a loss that waits, is told what computes it in place of itself; "" for the cells.
     """
 
@@ -94,6 +102,7 @@ class State:
         self.leaves = self._leaves(sources or self.inputs) if self.is_differentiable else []
         self.told: Callable[[str], None] | None = None
         self.when_computed: Callable[[], None] | None = None
+        self.reports: Callable[[str], None] | None = None
         self.device: torch.device = self.inputs[0].device if self.inputs else self.parents[0].device
         self.autocast = autocast_of(self.device.type)
 
@@ -153,8 +162,8 @@ class State:
             self.check()
             if self.meaning is not None and self.meaning.comes_first:
                 self._take_what_is_known(self.meaning)
-        if self.cells is None:
-            self.keep(self._computed_by(State.computed))
+            if self.cells is None:
+                self.keep(self._computed_by(State.computed))
             if self.when_computed is not None:
                 self.when_computed()
         assert self.cells is not None
@@ -185,6 +194,8 @@ class State:
                 value = meaning.value()
         if value is not None:
             self.keep(value)
+            if self.reports is not None:
+                self.reports(meaning.by)
         elif self.told is not None:
             self.told("")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastqt.norms import LEAST_NORM
 from fastqt.promises import closed
 from fastqt.promises.notes import are_norms
-from fastqt.promises.promise import Promise, View, Watch, answered, known
+from fastqt.promises.promise import Promise, View, known
 from fastqt.promises.scores import UnitRows, is_number, replace
 from fastqt.promises.state import autocast_of
 from fastqt.torch_modes import PLAIN
@@ -87,17 +87,8 @@ def _detached(x: Any) -> Any:
     return NotImplemented if rows is None or x.box.base is not None else View(rows.detached())
 
 
-_RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+RULES_OF_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((*closed.TURNS, *closed.TURNS_BY_DIMS), _turned),
     **dict.fromkeys((T.mul, torch.mul, T.__mul__, T.__rmul__, T.multiply, torch.multiply), _multiplied),
     **dict.fromkeys((T.detach, torch.detach), _detached),
 }
-
-
-def changed(
-    func: Callable[..., Any], args: Any, kwargs: dict[str, Any], watch: Watch, first: Promise
-) -> Promise | None:
-    """The promise that a function makes of promised rows; None where they have to be there."""
-    rule = _RULES.get(func)
-    answer = NotImplemented if rule is None or kwargs else rule(*args)
-    return None if answer is NotImplemented else answered(answer, func, args, kwargs, watch, first)

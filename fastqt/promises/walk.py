@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastqt.promises.patterns import Pattern
 from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.promise import state_of as state_of
 from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, UnitRows, equal, products
 from fastqt.promises.state import State, with_numbers
+from fastqt.promises.terms import RowTerm
 
 CELLS_AT_ONCE = 2**20  # of a matrix that is walked over
 Shape = tuple[int, ...]
@@ -124,9 +126,14 @@ def cells_of(state: State) -> Tensor | None:
     return None if counts_of(state) is not None else state.cells
 
 
+def is_mask(state: State) -> bool:
+    """Whether it is of integers, of which any part is computed."""
+    return isinstance(state.first_meaning, Pattern)
+
+
 def is_product(state: State) -> bool:
     """Whether it is made of no other matrices."""
-    return all(isinstance(x.first_meaning, UnitRows) for x in state.parents)
+    return not is_mask(state) and all(isinstance(x.first_meaning, UnitRows) for x in state.parents)
 
 
 def is_few(state: State) -> bool:
@@ -136,7 +143,7 @@ def is_few(state: State) -> bool:
 
 def kinds_of(state: State) -> frozenset[str]:
     """The windows through which parts of a state can be computed."""
-    if cells_of(state) is not None or is_product(state):
+    if cells_of(state) is not None or is_product(state) or is_mask(state):
         return ALL if len(shape_of(state)) == 2 else ROWS
     how = HOWS.get(state.function)
     if how is None:
@@ -207,7 +214,9 @@ class Parts:
         if cells is not None:
             return self.of_tensor(cells, window.index(cells, tuple(cells.shape)))
         with state.modes(grad=state.grad and torch.is_grad_enabled()):
-            if is_product(state):
+            if isinstance(mask := state.first_meaning, Pattern):
+                part = _part_of_mask(mask, window)
+            elif is_product(state):
                 part = self._of_product(state, window)
             else:
                 part = HOWS[state.function].part(self, state, window)
@@ -230,6 +239,13 @@ class Parts:
         if equal(p.scale, 1.0):
             return part
         return part * (self.of_tensor(p.scale, ()) if isinstance(p.scale, Tensor) else p.scale)
+
+
+def _part_of_mask(mask: Pattern, window: Window) -> Tensor:
+    if window.rows is not None and window.columns is not None:
+        return mask.of_cells(window.rows, window.columns)
+    of = mask.of_rows if window.kind == "rows" else mask.of_columns
+    return of(window.first, window.last)
 
 
 def _with_taken(part: Tensor, state: State, window: Window) -> Tensor:
@@ -291,7 +307,7 @@ def _inputs(state: State, there: dict[int, Tensor], seen: set[int]) -> Iterator[
 
 def _roots(state: State, seen: set[int]) -> Iterator[State]:
     """The products, and the matrices that are there, of which a state is made."""
-    if id(state) in seen or is_few(state):
+    if id(state) in seen or is_few(state) or is_mask(state):
         return
     seen.add(id(state))
     if cells_of(state) is not None or is_product(state):
@@ -411,10 +427,23 @@ def walked(
 def matrix(x: Any) -> State | None:
     """The state of a promise that has parts, and no cells."""
     meaning = known(x)
-    if meaning is None or not meaning.is_matrix:
+    if meaning is None or not (meaning.is_matrix or isinstance(meaning, Pattern)):
         return None
     state = x.box.state
+    _compute_terms(state, set())
     return state if kinds_of(state) else None
+
+
+def _compute_terms(state: State, seen: set[int]) -> None:
+    """Computes the numbers of rows of which a matrix is made."""
+    if id(state) in seen or state.cells is not None:
+        return
+    seen.add(id(state))
+    if isinstance(state.first_meaning, RowTerm):
+        state.computed()
+        return
+    for parent in state.parents:
+        _compute_terms(parent, seen)
 
 
 def picked(state: State, rows: Tensor, columns: Tensor) -> Tensor:

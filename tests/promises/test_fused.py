@@ -770,3 +770,32 @@ def test_a_compiled_encoder_may_be_called_in_the_block():
         found = F.cross_entropy(encoder(x) @ encoder(y).T, ROWS)
     torch.testing.assert_close(found, wanted)
     assert report.fused == 1
+
+
+def test_results_that_are_written_to_a_tensor():
+    """The function returns it; and a matrix that is written to is another one, as its views are."""
+
+    def program(q: Tensor, c: Tensor) -> list[Tensor]:
+        scores, written = q @ c.T, torch.empty(N, N, dtype=q.dtype)
+        turned = scores.T
+        result = torch.add(scores, 1, out=written)
+        assert result is written
+        before = scores.logsumexp(1)
+        assert torch.mul(written, 2, out=scores) is scores
+        return [written, before, scores + 0, turned + 0]
+
+    q, c = inputs("logsumexp")
+    with torch.no_grad(), fastqt.fused(least_cells=1):
+        found = program(q, c)
+    close(found, program(q, c), 1e-12)
+
+
+def test_targets_of_another_dtype_give_the_dtype_of_the_program():
+    """Of binary cross-entropies that of the targets."""
+    q, c = inputs("logsumexp")
+    for targets in (EYE.float(), 1 - EYE.float()):
+        wanted = F.binary_cross_entropy_with_logits(q @ c.T, targets)
+        with fastqt.fused(least_cells=1):
+            found = F.binary_cross_entropy_with_logits(q @ c.T, targets)
+        assert found.dtype is wanted.dtype is torch.float32
+        torch.testing.assert_close(found, wanted)

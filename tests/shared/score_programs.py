@@ -74,6 +74,74 @@ def mask_of(choices: random.Random, shape: Any) -> Tensor:
     return mask & ~torch.eye(*shape, dtype=torch.bool)
 
 
+def made_mask(choices: random.Random, n: int, dtype: torch.dtype) -> Tensor:
+    """A mask (n, n) that a program makes itself, by several functions, as bool or as numbers."""
+    labels = torch.arange(n) // choices.choice((1, 2, 4))
+    others = torch.randint(3, (n,), generator=torch.Generator().manual_seed(choices.randrange(2**30)))
+    made = [
+        lambda: torch.eye(n, dtype=torch.bool),
+        lambda: labels[:, None] == labels[None, :],
+        lambda: torch.eq(labels.view(-1, 1), labels.view(-1, 1).T),
+        lambda: others.unsqueeze(1) != labels,
+        lambda: others.expand(n, n).eq(others.expand(n, n).t()),
+        lambda: torch.eye(n // 2).repeat(2, 2).bool(),
+    ]
+    mask = choices.choice(made)()
+    for _ in range(choices.randint(0, 4)):
+        mask = choices.choice(
+            (
+                lambda m: ~m,
+                lambda m: m.T,
+                lambda m: m & choices.choice(made)(),
+                lambda m: m | choices.choice(made)().t(),
+                lambda m: m ^ choices.choice(made)(),
+                lambda m: (m.float() - torch.eye(n)) > 0,
+                lambda m: (1 - torch.eye(n, dtype=dtype)) * m == 1,
+                lambda m: torch.where(m, 2, torch.eye(n)) != 0,
+                lambda m: m.fill_diagonal_(choices.random() < 0.5),
+                lambda m: m.clone().contiguous().logical_not_(),
+                lambda m: torch.scatter(torch.ones_like(m), 1, torch.arange(n).view(-1, 1), 0) & m,
+                lambda m: torch.zeros_like(m.float()).scatter_(1, others[:, None], 1.0) > 0,
+                lambda m: m.masked_fill(choices.choice(made)(), choices.random() < 0.5),
+                lambda m: m.sum(dim=1, keepdim=True) > 2 * m,
+                lambda m: _turned_and_changed(m, choices.random() < 0.5),
+            )
+        )(mask)
+    return mask
+
+
+def _turned_and_changed(mask: Tensor, value: bool) -> Tensor:
+    """Through the transposed mask, and the transposed one through the mask."""
+    turned = mask.T
+    changed, other = (mask, turned) if value else (turned, mask)
+    changed.fill_diagonal_(value)
+    return mask & other.clone()
+
+
+def _masked_by_made(s: Tensor, choices: random.Random, *_: Any) -> Tensor | None:
+    mask = made_mask(choices, len(s), s.dtype)
+    if choices.random() < 0.5:
+        mask = mask & ~torch.eye(len(s), dtype=torch.bool)
+    value = choices.choice((-math.inf, -1e9, 0.0))
+    spelling = choices.choice(("filled", "where", "in place", "set", "times"))
+    if spelling == "filled":
+        return s.masked_fill(mask, value)
+    if spelling == "where":
+        return torch.where(mask, value, s) if choices.random() < 0.5 else torch.where(~mask, s, value)
+    if spelling == "times":
+        return s * mask.to(s.dtype) if choices.random() < 0.5 else (~mask) * s
+    if spelling == "in place":
+        s.masked_fill_(mask, value)
+    else:
+        s[mask] = value
+    return None
+
+
+def _without_the_diagonal_set(s: Tensor, choices: random.Random, *_: Any) -> Tensor:
+    """As SimCLR's programs take the rows themselves out."""
+    return s.masked_fill(torch.eye(len(s), dtype=torch.bool), choices.choice((-math.inf, -1e9, -9e15)))
+
+
 def _masked_in_place(s: Tensor, choices: random.Random, *_: Any) -> None:
     s.masked_fill_(mask_of(choices, s.shape), -math.inf)
 
@@ -218,6 +286,8 @@ STEPS: dict[str, Callable[..., Any]] = {
     "where not": lambda s, r, *_: torch.where(
         ~mask_of(r, s.shape), s, torch.tensor(-math.inf, dtype=s.dtype)
     ),
+    "masked by made": _masked_by_made,
+    "without the diagonal set": _without_the_diagonal_set,
     "masked in place": _masked_in_place,
     "set": _set,
     "diagonal filled": _filled_diagonal,
@@ -292,6 +362,57 @@ def _supervised(s: Tensor, choices: random.Random) -> Tensor:
     s = s - torch.max(s, dim=1, keepdim=True)[0].detach()
     sums = (torch.exp(s) * others).sum(1, keepdim=True)
     return -((weights * (s - torch.log(sums))).sum(1) / weights.sum(1)).mean()
+
+
+def _published(s: Tensor, choices: random.Random) -> Tensor:
+    """The supervised contrastive loss whose masks the program makes, with what may come in between."""
+    n = len(s)
+    if s.shape[1] != n:
+        return s.sum()
+    others = 1 - torch.eye(n, dtype=s.dtype)
+    if choices.random() < 0.3:
+        others = (~made_mask(choices, n, s.dtype) | torch.eye(n, dtype=torch.bool)).to(s.dtype)
+    positives = made_mask(choices, n, s.dtype).to(choices.choice((s.dtype, torch.float32)))
+    if choices.random() < 0.6:
+        positives = positives * others if choices.random() < 0.5 else (positives - torch.eye(n)).relu()
+    largest, places = torch.max(s, dim=1, keepdim=True)
+    if choices.random() < 0.8:
+        largest = largest.detach()
+    logits = s - largest
+    more = s.new_zeros(())
+    if choices.random() < 0.2:
+        more = largest.sum() + places.sum() / 7
+    exponentials = torch.exp(logits) * others
+    sums = exponentials.sum(1, keepdim=True) if choices.random() < 0.7 else exponentials.sum(1)[:, None]
+    log_p = logits - torch.log(sums)
+    if choices.random() < 0.2:
+        log_p = log_p + 0 * s.detach().sigmoid()
+    if choices.random() < 0.2:
+        more = more + (sums * 0.01).sum() + log_p.diag().mean()
+    weighted = positives * log_p if choices.random() < 0.7 else log_p * positives * 0.5
+    counts = positives.sum(1)
+    if choices.random() < 0.2:
+        return more - weighted.sum() / n
+    return more - (weighted.sum(1) / torch.where(counts < 1e-6, 1, counts)).mean()
+
+
+def _made_targets(s: Tensor, choices: random.Random) -> Tensor:
+    if s.shape[1] != len(s):
+        return s.mean()
+    mask = made_mask(choices, len(s), s.dtype)
+    targets = (mask.to(s.dtype) + 0.5) / 2 if choices.random() < 0.3 else mask.to(s.dtype)
+    end = choices.choice(("cross_entropy", "kl_div", "binary", "signed", "sum", "selected"))
+    if end == "cross_entropy":
+        return F.cross_entropy(s, targets) / len(s)
+    if end == "kl_div":
+        return F.kl_div(F.log_softmax(s, dim=1), targets, reduction="batchmean")
+    if end == "binary":
+        return F.binary_cross_entropy_with_logits(s, targets)
+    if end == "signed":
+        return -F.logsigmoid((2 * targets - 1) * s).sum() / len(s)
+    if end == "selected":
+        return s[mask].square().sum() + (s.exp() * mask).sum(1).log1p().mean()
+    return (s * targets).sum(dim=1).square().mean() + (s.log_softmax(1) * targets).sum()
 
 
 def _weighted_scores(s: Tensor, choices: random.Random) -> Tensor:
@@ -460,6 +581,8 @@ ENDS: dict[str, Callable[..., Any]] = {
     "binary": lambda s, r: F.binary_cross_entropy_with_logits(
         s, _weights(s, r), reduction=r.choice(("sum", "mean"))
     ),
+    "published": _published,
+    "made targets": _made_targets,
     "supervised": _supervised,
     "weighted scores": _weighted_scores,
     "masked exponentials": _masked_exponentials,
