@@ -4,6 +4,10 @@ from benchmarks.offline.cosine_cases import COSINES
 from tests.shared.launches import Case
 
 SHORT_MAXSIM = ("maxima_kernel places",)
+KEPT = (
+    "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out tile_row_sums -row_factors",
+    "kept_scores_kernel out row_factors -multiples",
+)
 
 CASES = (
     Case(
@@ -361,6 +365,7 @@ CASES = (
     ),
     Case(
         "both ways, bf16",
+        D=512,
         clip=True,
         wanted=(
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
@@ -380,10 +385,23 @@ CASES = (
     Case(
         "both ways, tf32",
         dtype="float32",
+        D=256,
         clip=True,
         wanted=(
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS tile_row_sums tile_column_sums",
             "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors",
+        ),
+    ),
+    Case("both ways, bf16, kept", clip=True, wanted=KEPT),
+    Case("both ways, fp16, N=4001, kept", dtype="float16", N=4001, clip=True, wanted=KEPT),
+    Case("both ways, tf32, kept", dtype="float32", clip=True, wanted=KEPT),
+    Case(
+        "both ways, bf16, multiples",
+        clip=True,
+        multiples=(1.5, 0.5),
+        wanted=(
+            "kept_scores_kernel multiples MULTIPLES=1 tile_row_sums tile_column_sums",
+            "kept_scores_kernel multiples MULTIPLES=2 out row_factors",
         ),
     ),
     Case(

@@ -108,6 +108,7 @@ COSINES = (
     ),
     Case(
         "cosines, both ways, bf16",
+        D=512,
         clip=True,
         normalize=True,
         wanted=(
@@ -117,6 +118,7 @@ COSINES = (
     ),
     Case(
         "cosines, both ways, bf16, tuned",
+        D=512,
         clip=True,
         normalize=True,
         tuned=True,
@@ -129,9 +131,29 @@ COSINES = (
     Case(
         "cosines, both ways, tf32",
         dtype="float32",
+        D=256,
         clip=True,
         normalize=True,
         wanted=("scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out row_factors query_inverse_norms",),
+    ),
+    Case(
+        "cosines, both ways, bf16, kept",
+        clip=True,
+        normalize=True,
+        wanted=(
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out -row_factors query_inverse_norms",
+            "kept_scores_kernel out query_inverse_norms",
+        ),
+    ),
+    Case(
+        "cosines, both ways, tf32, kept",
+        dtype="float32",
+        clip=True,
+        normalize=True,
+        wanted=(
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out -row_factors query_inverse_norms",
+            "kept_scores_kernel out query_inverse_norms",
+        ),
     ),
     Case(
         "MixCSE released, bf16",

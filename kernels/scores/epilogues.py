@@ -124,23 +124,20 @@ def weighted_epilogue(e, row_factor, norms, sums, out, rows, columns, EVEN_M: tl
 
 
 @triton.jit
-def exp_rows_and_columns_epilogue(
+def both_exponentials(
     x,
     row_shift,  # (BLOCK_N,)
     row_factor,  # (BLOCK_N,), or None
     column_shift_log2,  # (M,)
     column_factors,  # (M,), given if row_factor is
-    norms,
     sums,
-    out,
     rows,
     columns,
-    EVEN_M: tl.constexpr,
 ):
-    """Each cell's exponential with the shift of its row and with that of its column.
+    """Each cell's exponential with the shift of its row and with that of its column, added up by factors.
 
-    The sums of rows are those of the first, the sums of columns those of the second. The tile that is stored
-    is both, each times its factor, added up.
+    The sums of rows are those of the first, the sums of columns those of the second. Without factors what is
+    returned is the first.
     """
     row_sums_at, column_sums_at = sums
 
@@ -160,9 +157,35 @@ def exp_rows_and_columns_epilogue(
     if row_factor is not None:
         e *= row_factor[:, None]
         e += of_columns
+    return e
 
-    if out[0] is not None:
-        if norms[0] is not None:
-            e *= norms[0][:, None]
-            e *= load_once(norms[1], columns)[None, :]
-        store_tile(e, out, rows, columns, EVEN_M)
+
+@triton.jit
+def store_weighted(e, norms, out, rows, columns, EVEN_M: tl.constexpr):
+    """Stores cells that hold all weights but the inverse norms."""
+    if norms[0] is not None:
+        e *= norms[0][:, None]
+        e *= load_once(norms[1], columns)[None, :]
+    store_tile(e, out, rows, columns, EVEN_M)
+
+
+@triton.jit
+def exp_rows_and_columns_epilogue(
+    x,
+    row_shift,  # (BLOCK_N,)
+    row_factor,  # (BLOCK_N,), or None
+    column_shift_log2,  # (M,)
+    column_factors,  # (M,), given if row_factor is
+    norms,
+    sums,
+    out,
+    rows,
+    columns,
+    EVEN_M: tl.constexpr,
+):
+    """Both exponentials of each cell, of which with factors the sum is stored, and without them the score."""
+    if row_factor is None and out[0] is not None:
+        store_tile(x, out, rows, columns, EVEN_M)
+    e = both_exponentials(x, row_shift, row_factor, column_shift_log2, column_factors, sums, rows, columns)
+    if row_factor is not None and out[0] is not None:
+        store_weighted(e, norms, out, rows, columns, EVEN_M)

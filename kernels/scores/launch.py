@@ -79,14 +79,16 @@ def row_and_column_scores(
     config: Config,
     *,
     factors: tuple[Tensor, Tensor] | None = None,  # (N,) and (columns,) float32
-    total: Tensor | None = None,  # (rows, columns), rows contiguous
+    total: Tensor | None = None,  # (rows, columns), rows contiguous, with `factors`
+    scores: Tensor | None = None,  # (rows, columns) float32, rows contiguous, without `factors`
     tile_row_sums: Tensor | None = None,  # (column_tiles, rows) float32
     tile_column_sums: Tensor | None = None,  # (row_tiles, columns) float32
 ) -> None:
     """Writes what becomes of exp(score - shift of its row) and exp(score - shift of its column).
 
     `tile_row_sums` are those of the first, `tile_column_sums` those of the second. `total` is each cell's
-    first and second, each times its factor, added up.
+    first and second, each times its factor, added up. `scores` are kept to base 2, without shifts, for
+    `kept_row_and_column_scores`.
     """
     of_rows, of_columns = factors or (None, None)
     operands = {
@@ -94,7 +96,7 @@ def row_and_column_scores(
         "column_shift_log2": row_shift_log2[1],
         "row_factors": None if total is None else of_rows,
         "column_factors": None if total is None else of_columns,
-        "out": total,
+        "out": scores if total is None else total,
         "tile_row_sums": tile_row_sums,
         "tile_column_sums": tile_column_sums,
     }

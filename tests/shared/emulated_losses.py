@@ -201,6 +201,11 @@ LOSSES = {
     ),
     "log-sum-exp": Loss(fastqt.log_sum_exp, N=60, K=50, options={"scale": 0.3, "diagonal": "exclude"}),
     "clip": Loss(fastqt.clip_loss, options={"scale": 20.0}),
+    "clip, kept": Loss(fastqt.clip_loss, N=140, D=640, options={"scale": 20.0}),
+    "clip, kept, TF32": Loss(
+        fastqt.clip_loss, N=140, D=320, **IN_TF32, options={"scale": 20.0, "normalize": False}
+    ),
+    "hcl": Loss(fastqt.hcl_loss, N=70, options={"scale": 2.0}),
     "clip, low": Loss(fastqt.clip_loss, dtype="float16", D=48, options={"scale": 20.0, "memory": "low"}),
     "released MixCSE": Loss(fastqt.mixcse_loss, N=64, options={"form": "released"}),
     "released MixCSE, learnt": Loss(
@@ -230,8 +235,13 @@ LOSSES = {
     ),
 }
 
-NAMES = {fastqt.clip_loss: ("a", "b"), fastqt.mixcse_loss: ("z1", "z2"), maxsim: ("queries", "documents")}
-SQUARE = (fastqt.clip_loss, fastqt.mixcse_loss)
+NAMES = {
+    fastqt.clip_loss: ("a", "b"),
+    fastqt.hcl_loss: ("z1", "z2"),
+    fastqt.mixcse_loss: ("z1", "z2"),
+    maxsim: ("queries", "documents"),
+}
+SQUARE = (fastqt.clip_loss, fastqt.hcl_loss, fastqt.mixcse_loss)
 DIFFERENTIABLE = ("scale", "bias", "row_scores")
 
 

@@ -70,6 +70,7 @@ class Case:
     link: str = "softmax"
     normalize: bool = False
     clip: bool = False  # CLIP's loss, of rows and of columns
+    multiples: tuple[float, ...] = ()  # of its scores, whose sums and their gradients take the loss's place
     far: bool = False  # rows of embeddings lie so far apart that offsets within a tile take 64 bits
     descriptors: bool | None = None  # read the operands of the scores' product; None: as the engine chooses
     tuned: bool = False  # the GPU's table knows plain exponentials alone, and has the largest tiles for them
@@ -325,7 +326,9 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
             problem, needs = maxsim_problem_of(case) if case.maxsim else problem_of(case)
             computation = MAXSIM if case.maxsim else engine.computation(problem)
             with described(gpu, case.descriptors, table_of(case, gpu)) as events:
-                if case.gradients:
+                if case.multiples:
+                    differentiate_sums(computation, problem, needs)
+                elif case.gradients:
                     loss, gradients = computation.forward_with_gradients(problem, 1 / case.N, needs)
                     if case.upstream:
                         engine.scale_gradients([g for g in gradients if g is not None], loss, 1.0)
@@ -334,6 +337,14 @@ def noted(case: Case, gpu: Gpu) -> list[Event]:
     finally:
         torch.set_float32_matmul_precision(before)
     return events
+
+
+def differentiate_sums(computation: Any, p: Any, needs: Any) -> None:
+    """The sums of several multiples of CLIP's scores, and their gradients."""
+    from fastqt.problem import ClipSide
+
+    positive, *sums = computation.sums(p)
+    computation.gradients_from(p, *(ClipSide(x, x) for x in sums), positive, needs)
 
 
 def noted_of_guide(case: Case, gpu: Gpu) -> list[Event]:
@@ -366,7 +377,10 @@ def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
     )
     if case.clip:
         sides = (torch.empty(N, D, dtype=dtype) for _ in range(2))
-        return ClipProblem(*sides, 1.0, case.memory, case.normalize), of_general
+        p = ClipProblem(*sides, 1.0, case.memory, case.normalize)
+        if case.multiples:
+            p = replace(p, pairs=N, keeps=True, multiples=case.multiples)
+        return p, of_general
     return general_problem_of(case), of_general
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastqt.devices import TRITON_COMPILES_FOR, is_described, why_too_old
 from fastqt.engines.engine import Engine
-from fastqt.engines.features import COLUMNS, FEATURES, MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES, MULTIPLES
+from fastqt.engines.features import COLUMNS, FEATURES, MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES
 from fastqt.engines.triton import operands as memory
 from fastqt.problem import AnyProblem, ClipProblem, Problem, ThreeBlockProblem, room_of
 
@@ -91,7 +91,7 @@ def _normalizes(p: AnyProblem, dtype: torch.dtype) -> bool:
 
 ENGINE = Engine(
     "triton",
-    takes=FEATURES - {MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES, COLUMNS, MULTIPLES},
+    takes=FEATURES - {MATRYOSHKA, MATRYOSHKA_BESIDE_ROW_NEGATIVES, COLUMNS},
     of_kind=_of_kind,
     dtype_for=lambda p, dtype: dtype,
     normalizes=_normalizes,

@@ -1,11 +1,16 @@
-"""CLIP's loss on a GPU: a softmax over each row of the scores and one over each column, in four products.
+"""CLIP's loss on a GPU: a softmax over each row of the scores and one over each column.
 
-A first walk sums the exponentials of rows and of columns together and stores none of them. After it no cell
-depends on others, as with a sigmoid: in the second walk the epilogue of the scores' product adds up a cell's
-two probabilities. The pairs, on the diagonal, are the exact cells of both softmaxes.
+A first walk sums the exponentials of rows and of columns together. After it no cell depends on others, as
+with a sigmoid: in the second walk a cell's two probabilities are added up. The pairs, on the diagonal, are
+the exact cells of both softmaxes.
+
+Where the scores are few, the first walk keeps them, in float32, and the second reads them: three products.
+Otherwise none is stored, and the second walk makes them once more: four. Exponentials could not be kept in
+place of scores: their shift is that of a row, with which the largest cell of a column may be 0.
 
 A rectangle of the scores has the same two walks. The sums of its first walk lack the pairs, which the caller
-adds to those of all rectangles.
+adds to those of all rectangles. Of several multiples of the scores each has softmaxes of its own, which share
+the products where the scores are kept.
 """
 
 from __future__ import annotations
@@ -18,19 +23,36 @@ import torch
 from torch import Tensor
 
 from fastqt.engines.reference import clip as reference_clip
-from fastqt.engines.triton import walks
+from fastqt.engines.triton import contrastive, walks
 from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
 from fastqt.engines.triton.loop import SUM_ROWS
-from fastqt.engines.triton.operands import Operands, fitting, ranges, room_for, scale_tensor, weighted_sum
+from fastqt.engines.triton.operands import (
+    Operands,
+    aligned,
+    fast_bytes,
+    fitting,
+    ranges,
+    room_for,
+    scale_tensor,
+    weighted_sum,
+)
 from fastqt.engines.triton.scores import Norms, Scores
 from fastqt.engines.triton.softmax import Softmax
-from fastqt.kernels.scores import Tile, column_tiles, row_and_column_scores, row_tiles
+from fastqt.kernels.scores import (
+    KEPT,
+    Tile,
+    column_tiles,
+    kept_row_and_column_scores,
+    row_and_column_scores,
+    row_tiles,
+)
 from fastqt.problem import (
     ClipProblem,
     ClipSide,
     ClipSums,
     Gradients,
+    Inputs,
     Needs,
     Problem,
     Rows,
@@ -38,6 +60,10 @@ from fastqt.problem import (
 )
 from fastqt.steps import even_step
 from fastqt.targets import Diagonal, NoTargets, Targets
+
+# Columns of embeddings from which a product takes longer than to write its scores and to read them, 8 bytes a
+# cell: by the data sheets 530 (A100) to 750 (B200) in 16 bits, and half of that in TF32.
+LEAST_WIDTH = {torch.bfloat16: 640, torch.float16: 640, torch.float32: 320}
 
 
 def gradients_in_forward(p: ClipProblem) -> bool:
@@ -48,28 +74,40 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 @asked_again_if_none_is_left
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
+    return _forward(p, None)
+
+
+@asked_again_if_none_is_left
+def forward_for_backward(p: ClipProblem) -> Rows:
+    """The same; where the scores are few, they are saved as well."""
+    return _forward(p, _room_for_scores(p))
+
+
+def _forward(p: ClipProblem, kept: Tensor | None) -> Rows:
     pairs = _pairs(p)
-    sums_of_pairs = _sums(pairs, Norms.of(pairs), _copies(pairs))
-    return Rows(sums_of_pairs[3], (sums_of_pairs[:3],))
+    sums_of_pairs = _sums(pairs, Norms.of(pairs), _copies(pairs), kept)
+    saved = sums_of_pairs[:3]
+    return Rows(sums_of_pairs[3], (saved,) if kept is None else (saved, kept))
 
 
 @asked_again_if_none_is_left
 def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> tuple[Tensor, Gradients]:
     """row_weight * sum_i loss_i, and its gradients."""
-    pairs = _pairs(p)
+    pairs, kept = _pairs(p), _room_for_scores(p)
     norms, copies = Norms.of(pairs), _copies(pairs)
-    sums_of_pairs = _sums(pairs, norms, copies)
+    sums_of_pairs = _sums(pairs, norms, copies, kept)
     return weighted_sum(sums_of_pairs[3], row_weight), _gradients(
-        pairs, norms, copies, sums_of_pairs[:3], row_weight, needs
+        pairs, norms, copies, sums_of_pairs[:3], row_weight, needs, kept
     )
 
 
 @asked_again_if_none_is_left
 def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, needs: Needs) -> Gradients:
     """The gradients of sum_i row_weights_i loss_i, from what `forward` found."""
-    (sums,) = saved
+    sums, *kept = saved
     pairs = _pairs(p)
-    return _gradients(pairs, Norms.of(pairs), _copies(pairs), sums, row_weights, needs)
+    scores = kept[0] if kept else None
+    return _gradients(pairs, Norms.of(pairs), _copies(pairs), sums, row_weights, needs, scores)
 
 
 @asked_again_if_none_is_left
@@ -78,15 +116,27 @@ def sums(p: ClipProblem) -> ClipSums:
     if not p.has_cells:
         return reference_clip.sums(p)
 
+    K = len(p.multiples)
     pairs = _pairs(p)
     norms, copies = Norms.of(pairs), _copies(pairs)
-    new = p.queries.new_empty
-    row_others, column_others = (new(len(x), dtype=torch.float64) for x in (p.queries, p.candidates))
-    transposed = replace(p, queries=p.candidates, candidates=p.queries)
+    kept = _room_for_scores(p) if p.keeps or K > 1 else None
+    row_others, column_others = (
+        p.queries.new_empty(K, len(x), dtype=torch.float64) for x in (p.queries, p.candidates)
+    )
 
-    problems = (_problem(side, NoTargets(), "log_sum_exp") for side in (p, transposed))
-    _sum_up(*_both_ways(problems, norms, copies, (row_others, column_others), pairs=p.pairs != 0))
-    return ClipSums(_pair_scores(p, norms, copies), row_others, column_others)
+    for k, multiple in enumerate(p.multiples):
+        side = replace(p, scale=multiple * p.scale)
+        transposed = replace(side, queries=p.candidates, candidates=p.queries)
+        problems = (_problem(x, NoTargets(), "log_sum_exp") for x in (side, transposed))
+        logsumexps = row_others[k], column_others[k]
+        both = _both_ways(problems, norms, copies, logsumexps, pairs=p.pairs != 0)
+        if k == 0 or kept is None:
+            _sum_up(*both, kept)
+        else:
+            _sum_up_kept(*both, kept, _relative(p)[k : k + 1])
+
+    p.kept = kept if p.keeps else None
+    return ClipSums(_pair_scores(p, norms, copies), row_others.squeeze(0), column_others.squeeze(0))
 
 
 @asked_again_if_none_is_left
@@ -96,18 +146,60 @@ def gradients_from(
     """The gradients of a rectangle, of which dL/dS is `pairs` at the pairs and the sides' elsewhere."""
     if not p.has_cells:
         return reference_clip.gradients_from(p, rows, columns, pairs, needs)
+    if len(p.multiples) > 1 and p.kept is None:
+        return _gradients_of_each(p, rows, columns, pairs, needs)
 
     problem = _pairs(p)
+    # What a side's multiples give dL/dS, which is that of the score itself.
+    multiples = torch.stack([scale_tensor(problem.queries.device, x).double() for x in p.multiples])
+    sides = [(x.logsumexp.view(len(multiples), -1), x.weights * multiples[:, None]) for x in (rows, columns)]
     # No cell's dL/dS is larger than this, so that divided by it all of them fit float16.
-    largest = rows.weights.abs().amax() + columns.weights.abs().amax()
-    operands = Operands(problem, largest.expand(len(p.queries)), needs)
+    largest = sum(weights.abs().amax(1).sum() for _, weights in sides)
+    operands = Operands(problem, largest.expand(len(p.queries)), needs, kept=p.kept)
 
-    of_rows, of_columns = (
-        _shifted(side.logsumexp, operands.prob_scale * side.weights / operands.weight_norm)
-        for side in (rows, columns)
+    prob_scale, norm = operands.prob_scale, operands.weight_norm
+    shifts, weights = zip(*(_shifted(x, prob_scale * of_side / norm) for x, of_side in sides), strict=True)
+    relative = _relative(p) if len(multiples) > 1 else None
+    norms = Norms.of(problem)
+    return _computed(
+        _RowsAndColumns(operands, norms, shifts, weights, pairs.float(), kept=p.kept, multiples=relative)
     )
-    shifts, weights = zip(of_rows, of_columns, strict=True)
-    return _computed(_RowsAndColumns(operands, Norms.of(problem), shifts, weights, pairs.float()))
+
+
+def _gradients_of_each(
+    p: ClipProblem, rows: ClipSide, columns: ClipSide, pairs: Tensor, needs: Needs
+) -> Gradients:
+    """Those of several multiples of the scores, each from products of its own."""
+    sums: Gradients = Inputs()
+    for k, multiple in enumerate(p.multiples):
+        each = replace(p, scale=multiple * p.scale, multiples=(1.0,))
+        sides = (ClipSide(x.logsumexp[k], x.weights[k]) for x in (rows, columns))
+        of_pairs = pairs / multiple if k == 0 else torch.zeros_like(pairs)
+        part = gradients_from(each, *sides, of_pairs, needs)
+        if part.scale is not None:
+            part = part._replace(scale=multiple * part.scale)
+        sums = part if k == 0 else Inputs(*map(_added, sums, part))
+    return sums
+
+
+def _added(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    return x if x is None or y is None else x + y
+
+
+def _relative(p: ClipProblem) -> Tensor:
+    """(multiples,) float32: those of the scores that are kept, which are the first ones times a number."""
+    first, device = p.multiples[0], p.queries.device
+    return torch.stack([scale_tensor(device, multiple / first) for multiple in p.multiples])
+
+
+def _room_for_scores(p: ClipProblem) -> Tensor | None:
+    """(N, width) float32 for the scores of all rows; None where they are to be made again."""
+    (N, D), M = p.queries.shape, p.candidates.shape[0]
+    width = aligned(M)
+    few = 4 * N * width <= min(contrastive.KEPT_BYTES, fast_bytes(p.queries) // 2)
+    # A product of several multiples is saved more than once.
+    pays = len(p.multiples) > 1 or D >= LEAST_WIDTH[p.queries.dtype]
+    return p.queries.new_empty(N, width, dtype=torch.float32) if p.memory == "fast" and few and pays else None
 
 
 def _pairs(p: ClipProblem) -> Problem:
@@ -129,8 +221,8 @@ def _copies(pairs: Problem) -> Copies:
     return Copies.of(pairs, room_for(pairs))
 
 
-def _sums(pairs: Problem, norms: Norms, copies: Copies) -> Tensor:
-    """What is known of each pair, (4, N) float64, from one walk over the scores.
+def _sums(pairs: Problem, norms: Norms, copies: Copies, kept: Tensor | None) -> Tensor:
+    """What is known of each pair, (4, N) float64, from one walk over the scores, which may be kept.
 
     These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss.
     """
@@ -138,7 +230,7 @@ def _sums(pairs: Problem, norms: Norms, copies: Copies) -> Tensor:
 
     transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
     rows, columns = _both_ways((pairs, transposed), norms, copies, sums_of_pairs[:2], pairs=True)
-    _sum_up(rows, columns)
+    _sum_up(rows, columns, kept)
 
     torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=sums_of_pairs[2])
     torch.add(rows.operands.loss, columns.operands.loss, out=sums_of_pairs[3])
@@ -174,22 +266,24 @@ def _both_ways(
     return rows, columns
 
 
-def _sum_up(rows: Softmax, columns: Softmax) -> None:
-    """Concludes all rows and columns, from one walk over the scores."""
+def _sum_up(rows: Softmax, columns: Softmax, kept: Tensor | None) -> None:
+    """Concludes all rows and columns, from one walk over the scores, which fills what is to be kept."""
     o, height = rows.operands, _chunk_rows(rows)
     column_shifts = columns.scores.state.row_shift_log2
     chunks = list(ranges(o.N, height))
 
     column_sums = column_shifts.new_empty(len(chunks), o.M)
     for chunk, chunk_sums in zip(chunks, column_sums, strict=True):
-        _sum_chunk(rows, chunk, column_shifts, chunk_sums)
+        _sum_chunk(rows, chunk, column_shifts, chunk_sums, kept)
 
     for chunk in ranges(o.M, height):
         columns.conclude_rows(chunk, column_sums[:, chunk])
 
 
-def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: Tensor) -> None:
-    """Concludes some rows, and writes their part of the sums of columns. Nothing is kept of tiles."""
+def _sum_chunk(
+    rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: Tensor, kept: Tensor | None
+) -> None:
+    """Concludes some rows, and writes their part of the sums of columns."""
     o, scores = rows.operands, rows.scores
     tile = scores.tile(o.blocks[0], chunk)
     tile_row_sums, _ = scores.tile_row_sums(chunk)
@@ -201,12 +295,31 @@ def _sum_chunk(rows: Softmax, chunk: slice, column_shifts: Tensor, column_sums: 
         o.scale,
         (scores.state.row_shift_log2, column_shifts),
         scores.config,
+        scores=None if kept is None else kept[chunk, : o.M],
         tile_row_sums=tile_row_sums,
         tile_column_sums=tile_column_sums,
     )
 
     rows.conclude_rows(chunk, tile_row_sums)
     torch.sum(tile_column_sums, 0, out=column_sums)
+
+
+def _sum_up_kept(rows: Softmax, columns: Softmax, kept: Tensor, multiple: Tensor) -> None:
+    """Concludes all rows and columns from scores that are kept, of which theirs are a multiple, (1,)."""
+    o = rows.operands
+    every = slice(0, o.N)
+    tile_row_sums = kept.new_empty(column_tiles(o.M, KEPT), o.N)
+    tile_column_sums = kept.new_empty(row_tiles(o.N, KEPT), o.M)
+    kept_row_and_column_scores(
+        rows.scores.tile(o.blocks[0], every),
+        kept[:, : o.M],
+        (rows.scores.state.row_shift_log2[None], columns.scores.state.row_shift_log2[None]),
+        multiples=multiple,
+        tile_row_sums=tile_row_sums,
+        tile_column_sums=tile_column_sums,
+    )
+    rows.conclude_rows(every, tile_row_sums)
+    columns.conclude_rows(slice(0, o.M), tile_column_sums)
 
 
 def _chunk_rows(rows: Softmax) -> int:
@@ -223,13 +336,16 @@ def _gradients(
     sums: Tensor,
     weights: float | Tensor,
     needs: Needs,
+    kept: Tensor | None,
 ) -> Gradients:
-    operands = Operands(pairs, weights, needs, copies)
+    operands = Operands(pairs, weights, needs, copies, kept=kept)
     # Of a cell's dL/dS each direction gives half.
     halves = operands.prob_scale / 2 * operands.weights / operands.weight_norm
     coefficients = torch.empty_like(halves, dtype=torch.float32)
     torch.mul(operands.weights, sums[2], out=coefficients)
-    return _computed(_RowsAndColumns(operands, norms, *_shifted(sums[:2], halves), coefficients))
+    shifts, factors = _shifted(sums[:2], halves)
+    sides = shifts[:, None], factors[:, None]
+    return _computed(_RowsAndColumns(operands, norms, *sides, coefficients, kept=kept))
 
 
 def _computed(link: _RowsAndColumns) -> Gradients:
@@ -251,11 +367,14 @@ class _RowsAndColumns:
         self,
         operands: Operands,  # of the problem whose targets are the pairs
         norms: Norms,  # of that problem
-        shifts: Iterable[Tensor],  # those of rows (N,) and of columns (M,) to base 2, float32
+        shifts: Iterable[Tensor],  # those of rows (multiples, N) and columns (multiples, M) to base 2, float32
         weights: Iterable[Tensor],  # what their exponentials are multiplied by, float32
         coefficients: Tensor,  # dL/dS of the pairs, (pairs,) float32
+        *,
+        kept: Tensor | None = None,  # (N, at least M) float32: the scores; None: one multiple is made again
+        multiples: Tensor | None = None,  # (multiples,) float32, of the scores; None: one, of 1
     ) -> None:
-        self.operands = operands
+        self.operands, self.kept, self.multiples = operands, kept, multiples
         self.scores = Scores(operands, pairs=len(coefficients) > 0, norms=norms, both_ways=True)
         # The targets of pairs are known, so that no kernel has to look at them.
         _, columns, _ = operands.p.targets.compressed()
@@ -277,14 +396,22 @@ class _RowsAndColumns:
     ) -> None:
         """Fills a tile with both directions' dL/dS; there is nothing left to sum."""
         o = self.operands
+        rows = slice(tile.first_row, tile.first_row + tile.rows)
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])
+        shifts = self.row_shift_log2, self.column_shift_log2[:, columns]
+        factors = self.row_weights, self.column_weights[:, columns]
+        if self.kept is not None:
+            kept, multiples = self.kept[rows, columns], self.multiples
+            kept_row_and_column_scores(tile, kept, shifts, multiples=multiples, factors=factors, total=out)
+            return
+        of_rows, of_columns = shifts
         row_and_column_scores(
             tile,
             o.copies.queries,
             o.scale,
-            (self.row_shift_log2, self.column_shift_log2[columns]),
+            (of_rows[0], of_columns[0]),
             self.scores.config,
-            factors=(self.row_weights, self.column_weights[columns]),
+            factors=(factors[0][0], factors[1][0]),
             total=out,
         )
 

@@ -47,7 +47,13 @@ class Operands:
     """A problem with its row weights, its gradients to come, and what is found of its rows."""
 
     def __init__(
-        self, p: Problem, weights: float | Tensor, needs: Needs, copies: Copies | None = None
+        self,
+        p: Problem,
+        weights: float | Tensor,
+        needs: Needs,
+        copies: Copies | None = None,
+        *,
+        kept: Tensor | None = None,  # of the scores, which the computation's room has too
     ) -> None:
         # This module is imported where Triton is not installed, and its modules with kernels are not.
         from fastqt.engines.triton.copies import Copies
@@ -55,6 +61,7 @@ class Operands:
 
         self.p, self.needs = p, needs
         self.copies = copies or Copies.of(p, room_for(p))
+        self.kept_bytes = 0 if kept is None else kept.nbytes
         self.N, self.D = p.queries.shape
         self.M = p.candidates.shape[0]
         new, dtype = p.queries.new_empty, p.queries.dtype
@@ -141,8 +148,8 @@ class Operands:
 
     @functools.cached_property
     def room(self) -> int:
-        """Bytes that may be taken beside inputs, their copies and gradients."""
-        return room_for(self.p) - self.copies.bytes
+        """Bytes that may be taken beside inputs, their copies and gradients, and scores that are kept."""
+        return room_for(self.p) - self.copies.bytes - self.kept_bytes
 
     @property
     def product_bytes(self) -> int:

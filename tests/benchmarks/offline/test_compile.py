@@ -41,6 +41,7 @@ CHOICES: dict[object, set[object]] = {
     ("gradient_kernel", "ROW_NEGATIVE"): {0, 1, 2},  # A score has no embedding.
     "DIAGONAL": {0, 1, 2},
     "SAMPLE_TILES": {2},
+    "MULTIPLES": {1, 2},
     "EVEN_M": {0, 1},
     "EVEN_D": {0, 1},
     "EPILOGUE": {"ROW_MAX", "EXP", "SIGMOID", "EXP_ROWS_AND_COLUMNS"},

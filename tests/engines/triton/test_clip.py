@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastqt
-from fastqt.engines.triton import clip, operands, scores, softmax
+from fastqt.engines.triton import clip, contrastive, operands, scores, softmax
 from fastqt.kernels.launch import Config
 from fastqt.problem import ClipProblem, ClipSide
 from tests.shared import oracle
@@ -266,3 +266,86 @@ def test_non_finite_inputs_reach_the_loss():
     a, b, scale = (x.detach() for x in random_inputs(9, 5, torch.float32))
     a[4, 1] = float("nan")
     assert clip_loss(a, b, scale=scale, reduction="none").isnan().all()
+
+
+KEEPING = {"computed again": 0, "kept": 2**27}
+
+
+@pytest.fixture
+def keep(monkeypatch):
+    """Sets how many bytes of scores are kept, of embeddings however narrow."""
+    monkeypatch.setattr(clip, "LEAST_WIDTH", dict.fromkeys(clip.LEAST_WIDTH, 1))
+    return functools.partial(monkeypatch.setattr, contrastive, "KEPT_BYTES")
+
+
+@by_dtype
+@pytest.mark.parametrize("normalize", [False, True], ids=["products", "cosines"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("spread", [1.0, 6.0], ids=["", "overflow"])
+@pytest.mark.thinned(6)
+@pytest.mark.pairwise
+def test_scores_that_are_kept_change_no_bit(dtype, normalize, reduction, spread, keep, launched, monkeypatch):
+    """Also where shifts were too far off. The gradients are made from the same tiles, of which there are some."""
+    a, b, scale = random_inputs(24, 5, dtype)
+    a = (spread * a.detach()).requires_grad_()
+    monkeypatch.setattr(clip, "fast_bytes", lambda _: 2**30)
+    found = {}
+    for name, size in KEEPING.items():
+        keep(size)
+        monkeypatch.setattr(operands, "FAST_BYTES", 4 * 24 * 64 * (size > 0))
+        launched.clear()
+        loss = clip_loss(a, b, scale=scale, normalize=normalize, reduction=reduction)
+        gradients = torch.autograd.grad(loss.sum(), (a, b, scale), retain_graph=reduction == "none")
+        again = torch.autograd.grad(loss.sum(), (a, b, scale)) if reduction == "none" else ()
+        found[name] = [loss, *gradients, *again]
+        assert any(total for _, _, total in launched) == (name != "kept")
+    for kept, computed in zip(found["kept"], found["computed again"], strict=True):
+        assert torch.equal(kept, computed)
+
+
+@pytest.mark.parametrize("memory", ["low", 2**25])
+def test_scores_are_kept_with_the_fast_memory_alone(memory, keep, launched, monkeypatch):
+    monkeypatch.setattr(clip, "fast_bytes", lambda _: 2**30)
+    inputs = random_inputs(18, 5, torch.float32)
+    torch.autograd.grad(clip_loss(*inputs[:2], scale=inputs[2], memory=memory), inputs)
+    assert any(total for _, _, total in launched)
+
+
+@by_dtype
+@pytest.mark.parametrize("keeping", KEEPING)
+@pytest.mark.parametrize("pairs", [9, 0])
+@pytest.mark.parametrize("normalize", [False, True], ids=["products", "cosines"])
+@pytest.mark.thinned(4)
+@pytest.mark.pairwise
+def test_several_multiples_of_the_scores(dtype, keeping, pairs, normalize, keep):
+    """Sums and gradients are those of the scores' matrix in float64, where float16 is normalised before."""
+    keep(KEEPING[keeping])
+    generator = torch.Generator().manual_seed(0)
+    normalize = normalize and dtype is not torch.float16
+    a, b = (torch.randn(n, 6, generator=generator).to(dtype) for n in (9, 21))
+    multiples, scale = (1.7, 0.7), 1.5
+    weights = [torch.randn(2, n, generator=generator).double() for n in (9, 21)]
+    of_pairs = torch.randn(pairs, generator=generator).double()
+
+    # The oracle: autograd of the sums, in which a pair is a cell of its own.
+    x, y = (t.double().requires_grad_() for t in (a, b))
+    factor = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+    rows, columns = (torch.nn.functional.normalize(t) if normalize else t for t in (x, y))
+    S = factor * rows @ columns.T
+    others = S.clone()
+    others.diagonal()[:pairs] = -math.inf
+    wanted = [torch.stack([(m * others).logsumexp(dim) for m in multiples]) for dim in (1, 0)]
+    value = sum((w * sums).sum() for w, sums in zip(weights, wanted, strict=True))
+    value = value + (of_pairs * S.diagonal()[:pairs]).sum()
+    exact = torch.autograd.grad(value, (x, y, factor))
+
+    p = ClipProblem(a, b, scale, normalize=normalize, pairs=pairs, multiples=multiples, keeps=True)
+    positive, *sums = clip.sums(p)
+    assert (p.kept is not None) == (keeping == "kept")
+    assert relative(positive, S.diagonal()[:pairs]) < FLOAT32 if pairs else len(positive) == 0
+    for side, of_side in zip(sums, wanted, strict=True):
+        assert relative(side, of_side) < FLOAT32
+    sides = (ClipSide(*x) for x in zip(sums, weights, strict=True))
+    gradients = clip.gradients_from(p, *sides, of_pairs, ALL)
+    found = gradients.queries, gradients.candidates, gradients.scale
+    assert_gradients(found, exact, FLOAT32 + 2 * TWO_ROUNDINGS[dtype])
