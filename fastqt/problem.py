@@ -191,6 +191,8 @@ class ClipProblem(Differentiable):
     # Several multiples of the scores have sums each: `row_others` of `ClipSums` and the parts of a `ClipSide`
     # are then (K, N), or (K, M) of columns.
     multiples: tuple[float, ...] = (1.0,)
+    # Cells that leave the softmaxes of their row and of their column; no pair is among them.
+    mask: Tensor | None = None  # (N, M) bool
 
     needs_type: ClassVar[type[Any]] = Inputs
 

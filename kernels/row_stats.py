@@ -143,9 +143,9 @@ def row_stats_kernel(
 
     concludes = number == 0
     if repairs:
-        D *= UNIT
-        tl.assume(D > 0)
-        stride_qn *= UNIT
+        # Under other names: integers that are 1 are constants, which no branch may give another type.
+        width, query_stride = D * UNIT, stride_qn * UNIT
+        tl.assume(width > 0)
 
         scale_log2 = tl.load(scale) * LOG2_E
         row_targets = None
@@ -163,8 +163,8 @@ def row_stats_kernel(
             exponentials_of_block(
                 queries,
                 matrices[part],
-                (stride_qn, stride_qd, strides[part][0], strides[part][1]),
-                (N, columns[part], D),
+                (query_stride, stride_qd, strides[part][0], strides[part][1]),
+                (N, columns[part], width),
                 scale_log2,
                 rows,
                 split,

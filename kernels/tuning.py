@@ -18,12 +18,18 @@ DEFAULT = {
     torch.float16: Config(rows=128, columns=128, width=64, group=8, warps=8, stages=4),
     torch.float32: Config(rows=128, columns=128, width=32, group=8, warps=8, stages=3),
 }
-# For problems with enough tiles to occupy every multiprocessor: larger tiles load less. With 256 columns each
-# group of warps reads the candidates' part of a tile once, with 256 rows twice. Tiles that run at once, 16 by
-# 8 of them or 8 by 16, have as many rows as columns, so that they load the fewest.
+# Larger tiles load less, and are used where they do not leave multiprocessors idle for it. With 256 columns
+# each group of warps reads the candidates' part of a tile once, with 256 rows twice. Tiles that run at once,
+# 16 by 8 of them or 8 by 16, have as many rows as columns, so that they load the fewest.
 HOPPER = Config(rows=128, columns=256, width=64, group=16, warps=8, stages=4, descriptors=True)
 # The sums of columns take fewer instructions where a tile has fewer of them, and their norms fewer registers.
 HOPPER_TALL = replace(HOPPER, rows=256, columns=128, group=8)
+# How much longer larger tiles may take than smaller ones by the waves of tiles that the multiprocessors
+# take one after the other: the smaller ones load their operands more often.
+LOADS = 1.05
+# Candidates of more bytes than a GPU's L2 cache are read anew for each group of tiles, which then has so many
+# rows, twice as many as otherwise. Of 65,536 rows of 768 columns in 16 bits 3 GB are read in place of 6.
+CACHED_BYTES, ROWS_OF_GROUP = 40 * 2**20, 2048
 # Bytes of E up to which the launches of a problem may be repeated with other addresses: what takes longer
 # keeps the GPU busy for longer than the host. A descriptor holds an address, so that such problems have none.
 REPEATED_BYTES = 64 * 2**20
@@ -71,20 +77,49 @@ def score_config(
         if covers and entry.get("epilogue", PLAIN) == epilogue:
             return Config(**entry["config"])
 
+    config = _unmeasured(gpu, dtype, N, M, heavy, few_columns, wide, of_columns)
+    if M * D * dtype.itemsize <= CACHED_BYTES:
+        return config
+    return replace(config, group=max(config.group, ROWS_OF_GROUP // config.rows))
+
+
+def _unmeasured(
+    gpu: Any,
+    dtype: torch.dtype,
+    N: int,
+    M: int,
+    heavy: bool,
+    few_columns: bool,
+    wide: bool,
+    of_columns: bool,
+) -> Config:
+    """The tiles on a GPU that has no table, for candidates that its L2 cache holds."""
     # A stage holds a tile of both operands. Only data-center GPUs have the shared memory for the default.
     if shared_bytes(gpu) < 160 * 1024:
         return SMALL_MEMORY
     if wide and (generation(gpu) == 10 or dtype is torch.float32) and dtype in NARROW:
         return NARROW[dtype]
 
-    tiles = cdiv(N, HOPPER.rows) * cdiv(M, HOPPER.columns)
+    default, large = DEFAULT[dtype], HOPPER_TALL if few_columns else HOPPER
     plain = not (few_columns or of_columns)
     has_room = generation(gpu) == 9 or (generation(gpu) == 10 and plain)
-    large = has_room and dtype is not torch.float32 and tiles >= gpu.multi_processor_count
-    if not large or heavy:
-        return DEFAULT[dtype]
-    config = HOPPER_TALL if few_columns else HOPPER
-    return replace(config, descriptors=N * M * dtype.itemsize > REPEATED_BYTES)
+    if not has_room or heavy or dtype is torch.float32:
+        return default
+
+    time, least = (_cells_of_waves(N, M, x, gpu.multi_processor_count) for x in (large, default))
+    if time > LOADS * least:
+        return default
+    return replace(large, descriptors=N * M * dtype.itemsize > REPEATED_BYTES)
+
+
+def _cells_of_waves(N: int, M: int, config: Config, multiprocessors: int) -> int:
+    """The cells that one multiprocessor computes, with those of tiles that it has no part of.
+
+    A tile takes a multiprocessor's shared memory, and as long as its cells' products and, about 220 columns
+    more, their epilogue: the width of the embeddings is a factor of all tiles alike.
+    """
+    waves = cdiv(cdiv(N, config.rows) * cdiv(M, config.columns), multiprocessors)
+    return waves * config.rows * config.columns
 
 
 def epilogue_of(heavy: bool, few_columns: bool, wide: bool) -> str:

@@ -30,7 +30,7 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor
 
-from fastqt.engines.features import COLUMNS, MIXED, MULTIPLES, NEEDS
+from fastqt.engines.features import COLUMNS, LEAVING, MIXED, MULTIPLES, NEEDS
 from fastqt.problem import AnyProblem, ClipProblem, ClipSide, ClipSums, Gradients, Needs, Rows
 
 
@@ -125,6 +125,11 @@ class Engine:
     def sums_multiples(self) -> bool:
         """Whether it finds the sums of several multiples of the scores of a `ClipProblem` at once."""
         return MULTIPLES in self.takes
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Whether it takes a `ClipProblem` with a mask."""
+        return LEAVING in self.takes
 
     def why_not(self, p: AnyProblem | None, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot compute a problem, or with None anything on this machine; None if it can."""

@@ -15,6 +15,7 @@ MIXED = (
 COLUMNS = "columns of several ranks"  # the engine's computation is a `ComputationOfColumns`
 
 MULTIPLES = "sums of several multiples of scores"  # otherwise each is a problem of its own
+LEAVING = "cells that leave CLIP's scores"  # otherwise its directions are problems of their own
 MATRYOSHKA = "matryoshka"
 MATRYOSHKA_BESIDE_ROW_NEGATIVES = "matryoshka beside row_negatives"
 
@@ -44,6 +45,7 @@ NEEDS: dict[type, dict[str, Callable[[Any], object]]] = {
     ClipProblem: {
         "rectangles of scores that several processes share": lambda p: p.pairs is not None,
         MULTIPLES: lambda p: len(p.multiples) > 1,
+        LEAVING: lambda p: p.mask is not None,
     },
     ThreeBlockProblem: {},
     type(None): {},  # the machine alone is asked for

@@ -23,6 +23,7 @@ from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
 from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
+from fastqt.losses.leaving import mask_of_pairs, takes_masks
 from fastqt.losses.pair_scores import PairScores
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
@@ -62,7 +63,7 @@ def clip_loss(
     """The mean of both directions' `info_nce_loss`: a's rows among b's, and b's among a's.
 
     Both directions share the products of the scores, so that it takes four matrix products and not six, and
-    on a CPU three where the memory holds all scores; under torch.compile the directions are computed one
+    three where the memory holds all scores; under torch.compile the directions are computed one
     after the other.
 
     Args:
@@ -70,7 +71,8 @@ def clip_loss(
         scale: 1 / temperature, a number or 0-d tensor (differentiable).
         tau_plus, label_smoothing: as of `info_nce_loss`, in both directions.
         exclude: as of `contrastive_loss`, in both directions: an id is of a row of a and of that of b, unless
-            `fastqt.Same` has two. The directions are then computed one after the other, in six products.
+            `fastqt.Same` has two. The directions are then computed one after the other, in six products,
+            but on a GPU, where what ids and a mask exclude leaves both at once.
         matryoshka: as of `contrastive_loss`. On a CPU the directions are then computed one after the other:
             six matrix products for any number of prefixes.
         reduction: "mean" over all pairs, "sum", or "none".
@@ -114,19 +116,26 @@ def clip_loss(
 def _unsmoothed(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     """The loss without label smoothing, by the engine's walk over both directions where it has one."""
     values = call.values
-    if is_debiased(values["tau_plus"]) and values["exclude"] is None:
+    exclude: Exclusions | None = values["exclude"]
+    debiased = is_debiased(values["tau_plus"])
+    if debiased and exclude is None:
         return _debiased_loss(call, a, b)
     traced = call.known.shapes is None and is_traced(a, b)
-    if traced or values["exclude"] is not None or values["matryoshka"] is not None:
+    if traced or debiased or values["matryoshka"] is not None:
         return _both_directions(call, a, b)
     if isinstance(call.batch, Shards):
-        return _of_ranks(call, call.batch, a, b)
+        return _of_ranks(call, call.batch, a, b) if exclude is None else _both_directions(call, a, b)
 
     p = ClipProblem(a, b, values["scale"], values["memory"], values["normalize"])
     kind = plans.kind_of(ClipProblem, a, b, values["backend"], call.known.shapes)
     engine, dtype, computed, as_given = plans.kept(kind) or plans.plan(kind, p, values["backend"])
     if not engine.computes(p):
         return _both_directions(call, a, b)
+    if exclude is not None:
+        if engine.masks_pairs and takes_masks(len(a), values["memory"]):
+            p.mask = mask_of_pairs(exclude, a.device)
+        if p.mask is None:
+            return _both_directions(call, a, b)
     if not as_given:
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
     _normalize_for(engine, p, computed)

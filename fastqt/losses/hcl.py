@@ -41,7 +41,8 @@ def hcl_loss(
         G = max((R - tau_plus N' exp(S_p)) / (1 - tau_plus), N' exp(-scale)).
 
     With beta=0 it is the debiased loss, and with tau_plus=0 too the loss of SimCLR. A beta other than 0 has
-    softmaxes of a second scale, which on a CPU share the products, and take twice as long elsewhere.
+    softmaxes of a second scale, which share the products on a CPU, and on a GPU where the memory holds all
+    scores, and take twice as long elsewhere.
 
     Args:
         z1, z2: (N, D) two views of N sentences or images, at least 2.

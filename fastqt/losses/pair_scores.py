@@ -23,7 +23,9 @@ from fastqt.functional.row_cells import joined, scores_of_row_negatives
 from fastqt.loss import Arguments
 from fastqt.losses.common import scores
 from fastqt.losses.debiasing import LEAST_SCALE, debiased
+from fastqt.losses.leaving import mask_of_ids, takes_masks
 from fastqt.losses.paired_sums import PairScoring, own_sums, paired_sums, shares_scores, sums_of
+from fastqt.options import Memory
 from fastqt.problem import loss_dtype, unit_rows
 from fastqt.targets import NoTargets
 from fastqt.torch_modes import input_dtype
@@ -83,9 +85,28 @@ class PairScores:
         if not self._engine_of_walks:
             rows = self.local["query"]
             with self.batch.agreeing():
-                engine = None if self.is_filtered else shares_scores(rows, self.batch.total(), self.scoring)
+                total = self.batch.total()
+                engine = shares_scores(rows, total, self.scoring)
+                # What every rank knows alike.
+                masked = engine is not None and engine.masks_pairs and takes_masks(total, self._memory)
+                if self.is_filtered and (self.above or not masked):
+                    engine = None
             self._engine_of_walks.append(engine)
         return self._engine_of_walks[0]
+
+    @property
+    def _memory(self) -> Memory:
+        memory: Memory = self.scoring.call.values["memory"]
+        return memory
+
+    def _masked(self, rows: Side, columns: Side) -> PairScoring:
+        """The scoring with a mask of the cells that leave, none of which is a pair."""
+        leaving = self._leave(rows, columns)
+        if leaving is None:
+            return self.scoring
+        mask = mask_of_ids(leaving.ids(self.local[rows].device))
+        mask.diagonal().fill_(False)
+        return self.scoring._replace(leaving=mask)
 
     def every(self, side: Side, *, constant: bool = False) -> Tensor:
         """A side of all ranks, (N, D), this rank's first; if constant, no gradient may be wanted of it."""
@@ -147,13 +168,15 @@ class PairScores:
     def both_directions(self) -> tuple[Tensor, Tensor, Tensor]:
         """The score of each pair, and the logsumexps of its query with other documents and the reverse."""
         if self.engine_of_walks is not None:
-            return paired_sums(self.local["query"], self.every("document"), self.scoring)
+            scoring = self._masked("query", "document")
+            return paired_sums(self.local["query"], self.every("document"), scoring)
         return self.positive, self.others("query", "document"), self.others("document", "query")
 
     def own(self, side: Side) -> Tensor:
         """The logsumexp of each row of a side with all others of its side, (n,)."""
         if self.engine_of_walks is not None:
-            return own_sums(self.local[side], self.every(side, constant=True), self.scoring)
+            every = self.every(side, constant=True)
+            return own_sums(self.local[side], every, self._masked(side, side))
         return self.others(side, side)
 
     def of_views(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,11 +35,12 @@ class PairScoring(NamedTuple):
     scale: float | Tensor
     call: Arguments
     multiples: tuple[float, ...] = (1.0,)
+    leaving: Tensor | None = None  # (n, M) bool: the cells that leave
 
     def problem(self, rows: Tensor, columns: Tensor, *, keeps: bool = False) -> ClipProblem:
         memory = self.call.values["memory"]
         p = ClipProblem(rows, columns, self.scale, memory, pairs=len(rows), keeps=keeps)
-        p.multiples = self.multiples
+        p.multiples, p.mask = self.multiples, self.leaving
         return p
 
 
@@ -135,17 +136,17 @@ class _PairedSums(torch.autograd.Function):
         positive, row_others, column_others = engine.computation(p).sums(p)
         column_others = _rows_first(scoring.call.batch.log_add_up, column_others)
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
-        ctx.save_for_backward(rows, columns, row_others, column_others, p.kept, *scale)
+        ctx.save_for_backward(rows, columns, row_others, column_others, p.kept, p.mask, *scale)
         return positive, row_others, column_others[..., : len(rows)].clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scoring: _Saved = ctx.scoring
         check_backward(scoring.function, *upstream)
-        rows, columns, row_others, column_others, kept, *scale = ctx.saved_tensors
+        rows, columns, row_others, column_others, kept, mask, *scale = ctx.saved_tensors
         of_pairs, of_rows, of_columns = upstream
         of_columns = _of_all_ranks(scoring.batch, of_columns)
-        p = scoring.problem(rows, columns, kept, scale)
+        p = scoring.problem(rows, columns, kept, mask, scale)
         _, _, *wanted = ctx.needs_input_grad
         found = ctx.engine.computation(p).gradients_from(
             p,
@@ -166,17 +167,17 @@ class _OwnSums(torch.autograd.Function):
         p = scoring.problem(rows, all_rows, keeps=any(ctx.needs_input_grad))
         sums = engine.computation(p).sums(p).row_others
         ctx.engine, ctx.scoring = engine, _saved(scoring, scale)
-        ctx.save_for_backward(rows, all_rows, sums, p.kept, *scale)
+        ctx.save_for_backward(rows, all_rows, sums, p.kept, p.mask, *scale)
         return sums.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scoring: _Saved = ctx.scoring
         check_backward(scoring.function, *upstream)
-        rows, all_rows, sums, kept, *scale = ctx.saved_tensors
+        rows, all_rows, sums, kept, mask, *scale = ctx.saved_tensors
         own = _side(sums, upstream[0])
         every = ClipSide(*(_of_all_ranks(scoring.batch, x) for x in own))
-        p = scoring.problem(rows, all_rows, kept, scale)
+        p = scoring.problem(rows, all_rows, kept, mask, scale)
         wanted = ctx.needs_input_grad
         # A row is in the scores of its own row and of its own column. The candidates are the same rows.
         found = ctx.engine.computation(p).gradients_from(
@@ -201,11 +202,16 @@ class _Saved(NamedTuple):
     multiples: tuple[float, ...]
 
     def problem(
-        self, rows: Tensor, columns: Tensor, kept: Tensor | None, scale: Sequence[Tensor]
+        self,
+        rows: Tensor,
+        columns: Tensor,
+        kept: Tensor | None,
+        mask: Tensor | None,
+        scale: Sequence[Tensor],
     ) -> ClipProblem:
         of_pairs = scale[0] if scale else self.scale
         p = ClipProblem(rows, columns, of_pairs, self.memory, pairs=len(rows), kept=kept)
-        p.multiples = self.multiples
+        p.multiples, p.mask = self.multiples, mask
         return p
 
 

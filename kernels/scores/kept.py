@@ -1,4 +1,4 @@
-"""CLIP's epilogue of scores that were kept: what the kernel of the scores makes of them, without their product.
+"""CLIP's epilogue of scores that were kept, without their product.
 
 The scores are read in float32, as the epilogue has them in registers, so that the results are the same. A
 cell costs the memory 4 bytes when it is written and 4 when it is read, in place of D multiplications.
@@ -109,6 +109,7 @@ def kept_row_and_column_scores(
     of_rows, of_columns = row_shift_log2
     row_factors, column_factors = factors or (None, None)
     tiles = row_tiles(rows, KEPT) * column_tiles(columns, KEPT)
+
     with on_device(scores):
         kept_scores_kernel[(tiles,)](
             scores,

@@ -32,7 +32,7 @@ ALL = {
         *("smoothed", "margin", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
         *("maxsim, odd width", "maxsim, steps"),
-        *("clip, kept", "hcl"),
+        *("clip, kept", "clip, mask", "hcl"),
         "guide",
     ),
     90: (
@@ -41,7 +41,7 @@ ALL = {
         "TF32, log-sum-exp",
         *("margin, cosines, low", "released MixCSE", "descriptors", "descriptors, sigmoid, low"),
         *("maxsim", "maxsim, TF32"),
-        "clip, kept, TF32",
+        *("clip, kept, TF32", "hcl, filtered"),
         "guide, float32",
     ),
 }

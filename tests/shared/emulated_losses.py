@@ -133,6 +133,10 @@ def excluded(N: int, M: int, generator: torch.Generator) -> list[Any]:
     return [mask(N, M, generator), fastqt.Same(torch.arange(N) % 7, torch.arange(M) % 7)]
 
 
+def same(N: int, M: int, generator: torch.Generator) -> fastqt.Same:
+    return fastqt.Same(torch.arange(N) % 7)
+
+
 def bias(N: int, M: int, generator: torch.Generator) -> Tensor:
     return torch.randn(M, generator=generator)
 
@@ -201,11 +205,11 @@ LOSSES = {
     ),
     "log-sum-exp": Loss(fastqt.log_sum_exp, N=60, K=50, options={"scale": 0.3, "diagonal": "exclude"}),
     "clip": Loss(fastqt.clip_loss, options={"scale": 20.0}),
-    "clip, kept": Loss(fastqt.clip_loss, N=140, D=640, options={"scale": 20.0}),
-    "clip, kept, TF32": Loss(
-        fastqt.clip_loss, N=140, D=320, **IN_TF32, options={"scale": 20.0, "normalize": False}
-    ),
+    "clip, kept": Loss(fastqt.clip_loss, N=140, D=640, options={"scale": 5.0}),
+    "clip, kept, TF32": Loss(fastqt.clip_loss, N=140, D=320, **IN_TF32, options={"scale": 5.0}),
+    "clip, mask": Loss(fastqt.clip_loss, N=140, M=140, options={"scale": 5.0, "exclude": excluded}),
     "hcl": Loss(fastqt.hcl_loss, N=70, options={"scale": 2.0}),
+    "hcl, filtered": Loss(fastqt.hcl_loss, N=140, M=140, options={"scale": 2.0, "exclude": same}),
     "clip, low": Loss(fastqt.clip_loss, dtype="float16", D=48, options={"scale": 20.0, "memory": "low"}),
     "released MixCSE": Loss(fastqt.mixcse_loss, N=64, options={"form": "released"}),
     "released MixCSE, learnt": Loss(

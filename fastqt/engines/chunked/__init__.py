@@ -15,7 +15,7 @@ import torch
 from fastqt.devices import product_dtype
 from fastqt.engines.chunked import clip, contrastive
 from fastqt.engines.engine import Engine
-from fastqt.engines.features import FEATURES, MIXED, MULTIPLES
+from fastqt.engines.features import FEATURES, LEAVING, MIXED, MULTIPLES
 from fastqt.problem import AnyProblem, ClipProblem, Problem
 
 _MODULES: dict[type[AnyProblem], Any] = {Problem: contrastive, ClipProblem: clip}
@@ -33,7 +33,7 @@ def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
 
 ENGINE = Engine(
     "torch",
-    takes=FEATURES - {MIXED, MULTIPLES},
+    takes=FEATURES - {MIXED, MULTIPLES, LEAVING},
     of_kind=lambda p: _MODULES.get(type(p)),
     dtype_for=dtype_for,
     # It rounds probabilities times inverse norms, which float16 has too little range for.

@@ -10,7 +10,7 @@ from fastqt.devices import asked_once
 from fastqt.engines import ops
 from fastqt.engines.cpu import clip, contrastive, prefixes, three_block
 from fastqt.engines.engine import Engine
-from fastqt.engines.features import FEATURES, MATRYOSHKA_BESIDE_ROW_NEGATIVES, MIXED
+from fastqt.engines.features import FEATURES, LEAVING, MATRYOSHKA_BESIDE_ROW_NEGATIVES, MIXED
 from fastqt.problem import AnyProblem, ClipProblem, Problem, ThreeBlockProblem
 from fastqt.torch_modes import is_traced
 
@@ -68,7 +68,7 @@ def _scores_few_targets(p: AnyProblem) -> bool:
 
 ENGINE = Engine(
     "cpu",
-    takes=FEATURES - {MATRYOSHKA_BESIDE_ROW_NEGATIVES, MIXED},
+    takes=FEATURES - {MATRYOSHKA_BESIDE_ROW_NEGATIVES, MIXED, LEAVING},
     of_kind=_of_kind,
     dtype_for=dtype_for,
     normalizes=lambda p, dtype: not isinstance(p, ThreeBlockProblem),

@@ -24,6 +24,8 @@ def sums(p: ClipProblem) -> ClipSums:
     own = _pairs_of(p, scores)
     positive = positive_scores(own)
     own.fill_(float("-inf"))
+    if p.mask is not None:
+        scores.masked_fill_(p.mask, float("-inf"))
     multiples = [multiple * scores for multiple in p.multiples]
     row_others, column_others = (torch.stack([x.logsumexp(dim) for x in multiples]) for dim in (1, 0))
     return ClipSums(positive, row_others.squeeze(0), column_others.squeeze(0))
@@ -41,6 +43,8 @@ def gradients_from(
         several = multiple * scores
         of_scores += multiple * row_weights[:, None] * (several - row_logsumexp[:, None]).exp_()
         of_scores += multiple * column_weights * (several - column_logsumexp).exp_()
+    if p.mask is not None:
+        of_scores.masked_fill_(p.mask, 0)
     _pairs_of(p, of_scores).copy_(pairs)
     of_products = (scale * of_scores).to(p.queries.dtype)
     return Inputs(

@@ -18,11 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from fastqt.devices import on_gpu
 from fastqt.engines.reference import clip as reference_clip
+from fastqt.engines.reference.contrastive import check_targets
 from fastqt.engines.triton import contrastive, walks
 from fastqt.engines.triton.copies import Copies
 from fastqt.engines.triton.free_memory import asked_again_if_none_is_left
@@ -60,6 +63,8 @@ from fastqt.problem import (
 )
 from fastqt.steps import even_step
 from fastqt.targets import Diagonal, NoTargets, Targets
+
+Pairs = TypeVar("Pairs", ClipProblem, Problem)
 
 # Columns of embeddings from which a product takes longer than to write its scores and to read them, 8 bytes a
 # cell: by the data sheets 530 (A100) to 750 (B200) in 16 bits, and half of that in TF32.
@@ -126,8 +131,7 @@ def sums(p: ClipProblem) -> ClipSums:
 
     for k, multiple in enumerate(p.multiples):
         side = replace(p, scale=multiple * p.scale)
-        transposed = replace(side, queries=p.candidates, candidates=p.queries)
-        problems = (_problem(x, NoTargets(), "log_sum_exp") for x in (side, transposed))
+        problems = (_problem(x, NoTargets(), "log_sum_exp") for x in (side, _transposed(side)))
         logsumexps = row_others[k], column_others[k]
         both = _both_ways(problems, norms, copies, logsumexps, pairs=p.pairs != 0)
         if k == 0 or kept is None:
@@ -154,7 +158,7 @@ def gradients_from(
     multiples = torch.stack([scale_tensor(problem.queries.device, x).double() for x in p.multiples])
     sides = [(x.logsumexp.view(len(multiples), -1), x.weights * multiples[:, None]) for x in (rows, columns)]
     # No cell's dL/dS is larger than this, so that divided by it all of them fit float16.
-    largest = sum(weights.abs().amax(1).sum() for _, weights in sides)
+    largest = torch.stack([weights.abs().amax(1) for _, weights in sides]).sum()
     operands = Operands(problem, largest.expand(len(p.queries)), needs, kept=p.kept)
 
     prob_scale, norm = operands.prob_scale, operands.weight_norm
@@ -173,9 +177,9 @@ def _gradients_of_each(
     sums: Gradients = Inputs()
     for k, multiple in enumerate(p.multiples):
         each = replace(p, scale=multiple * p.scale, multiples=(1.0,))
-        sides = (ClipSide(x.logsumexp[k], x.weights[k]) for x in (rows, columns))
+        of_rows, of_columns = (ClipSide(x.logsumexp[k], x.weights[k]) for x in (rows, columns))
         of_pairs = pairs / multiple if k == 0 else torch.zeros_like(pairs)
-        part = gradients_from(each, *sides, of_pairs, needs)
+        part: Gradients = gradients_from(each, of_rows, of_columns, of_pairs, needs)
         if part.scale is not None:
             part = part._replace(scale=multiple * part.scale)
         sums = part if k == 0 else Inputs(*map(_added, sums, part))
@@ -198,7 +202,7 @@ def _room_for_scores(p: ClipProblem) -> Tensor | None:
     width = aligned(M)
     few = 4 * N * width <= min(contrastive.KEPT_BYTES, fast_bytes(p.queries) // 2)
     # A product of several multiples is saved more than once.
-    pays = len(p.multiples) > 1 or D >= LEAST_WIDTH[p.queries.dtype]
+    pays = len(p.multiples) > 1 or LEAST_WIDTH[p.queries.dtype] <= D
     return p.queries.new_empty(N, width, dtype=torch.float32) if p.memory == "fast" and few and pays else None
 
 
@@ -210,10 +214,19 @@ def _pairs(p: ClipProblem) -> Problem:
 def _problem(p: ClipProblem, targets: Targets, link: str = "softmax") -> Problem:
     rows = targets.rows(len(p.queries), len(p.candidates), p.queries.device)
     scale = scale_tensor(p.queries.device, p.scale)
-    options = "keep", None, None, None, p.memory
-    return Problem(
+    options = "keep", None, None, p.mask, p.memory
+    problem = Problem(
         p.queries, p.candidates, None, None, scale, rows, *options, link=link, normalize=p.normalize
     )
+    if p.mask is not None and not on_gpu(p.queries):  # On a GPU a kernel asserts that no pair leaves.
+        check_targets(problem)
+    return problem
+
+
+def _transposed(p: Pairs) -> Pairs:
+    """The problem of columns."""
+    mask = None if p.mask is None else p.mask.T
+    return replace(p, queries=p.candidates, candidates=p.queries, mask=mask)
 
 
 def _copies(pairs: Problem) -> Copies:
@@ -228,8 +241,7 @@ def _sums(pairs: Problem, norms: Norms, copies: Copies, kept: Tensor | None) -> 
     """
     sums_of_pairs = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
 
-    transposed = replace(pairs, queries=pairs.candidates, candidates=pairs.queries)
-    rows, columns = _both_ways((pairs, transposed), norms, copies, sums_of_pairs[:2], pairs=True)
+    rows, columns = _both_ways((pairs, _transposed(pairs)), norms, copies, sums_of_pairs[:2], pairs=True)
     _sum_up(rows, columns, kept)
 
     torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=sums_of_pairs[2])
@@ -367,7 +379,9 @@ class _RowsAndColumns:
         self,
         operands: Operands,  # of the problem whose targets are the pairs
         norms: Norms,  # of that problem
-        shifts: Iterable[Tensor],  # those of rows (multiples, N) and columns (multiples, M) to base 2, float32
+        shifts: Iterable[
+            Tensor
+        ],  # those of rows (multiples, N) and columns (multiples, M) to base 2, float32
         weights: Iterable[Tensor],  # what their exponentials are multiplied by, float32
         coefficients: Tensor,  # dL/dS of the pairs, (pairs,) float32
         *,

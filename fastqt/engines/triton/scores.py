@@ -113,7 +113,8 @@ class Scores:
         }
 
         if self.pairs is not None:
-            return Tile(rows.start, height, matrix, columns.start, exclude_diagonal=self.pairs, **of_operands)
+            pairs: dict[str, Any] = {"exclude_diagonal": self.pairs, "mask": p.mask}
+            return Tile(rows.start, height, matrix, columns.start, **pairs, **of_operands)
         if block.first:
             return Tile(rows.start, height, matrix, **of_operands)
         return Tile(

@@ -285,7 +285,7 @@ def keep(monkeypatch):
 @pytest.mark.thinned(6)
 @pytest.mark.pairwise
 def test_scores_that_are_kept_change_no_bit(dtype, normalize, reduction, spread, keep, launched, monkeypatch):
-    """Also where shifts were too far off. The gradients are made from the same tiles, of which there are some."""
+    """Also where shifts were too far off. The gradients are made from several tiles, which are the same."""
     a, b, scale = random_inputs(24, 5, dtype)
     a = (spread * a.detach()).requires_grad_()
     monkeypatch.setattr(clip, "fast_bytes", lambda _: 2**30)
@@ -349,3 +349,82 @@ def test_several_multiples_of_the_scores(dtype, keeping, pairs, normalize, keep)
     gradients = clip.gradients_from(p, *sides, of_pairs, ALL)
     found = gradients.queries, gradients.candidates, gradients.scale
     assert_gradients(found, exact, FLOAT32 + 2 * TWO_ROUNDINGS[dtype])
+
+
+FILTERS = {
+    "Same": lambda mask: fastqt.Same(torch.arange(11) % 4, torch.arange(11) % 3),
+    "Within": lambda mask: fastqt.Within(torch.arange(11) % 3),
+    "mask": lambda mask: mask,
+    "several": lambda mask: [fastqt.Same(torch.arange(11) % 4), fastqt.Within(torch.arange(11) % 2), mask],
+}
+
+
+def cells_that_leave(name: str, mask: torch.Tensor) -> torch.Tensor:
+    """Which of the cells (11, 11) leave, one by one."""
+    i, j = torch.arange(11)[:, None], torch.arange(11)
+    cells = {
+        "Same": i % 4 == j % 3,
+        "Within": i % 3 != j % 3,
+        "mask": mask,
+        "several": (i % 4 == j % 4) | (i % 2 != j % 2) | mask,
+    }
+    return cells[name] & (i != j)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("keeping", KEEPING)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("spread", [1.0, 10.0], ids=["", "overflow"])
+@pytest.mark.pairwise
+def test_cells_that_leave_both_directions(name, keeping, reduction, spread, keep, launched, monkeypatch):
+    """The two walks serve both directions, also where shifts were too far off."""
+    keep(KEEPING[keeping])
+    monkeypatch.setattr(clip, "fast_bytes", lambda _: 2**30)
+    monkeypatch.setattr(operands, "FAST_BYTES", 2**20)
+    a, b, scale = random_inputs(11, 5, torch.float32)
+    a = (spread * a.detach()).requires_grad_()
+    mask = torch.rand(11, 11, generator=torch.Generator().manual_seed(1)) < 0.3
+    mask.fill_diagonal_(False)
+    loss = clip_loss(a, b, scale=scale, exclude=FILTERS[name](mask), reduction=reduction)
+    found = torch.autograd.grad(loss.sum(), (a, b, scale))
+    assert len(launched) > 0
+    assert any(total for _, _, total in launched) == (keeping != "kept")
+
+    x, y, s = (t.detach().double().requires_grad_() for t in (a, b, scale))
+    S = (s * x @ y.T).masked_fill(cells_that_leave(name, mask), -math.inf)
+    rows, columns = (side.logsumexp(1) - side.diagonal() for side in (S, S.T))
+    exact = (rows + columns) / 2
+    exact = exact.mean() if reduction == "mean" else exact
+    assert relative(loss, exact) < FLOAT32
+    assert_gradients(found, torch.autograd.grad(exact.sum(), (x, y, s)), 10 * FLOAT32)
+
+
+def test_a_mask_has_to_leave_the_pairs_in():
+    a, b, scale = (x.detach() for x in random_inputs(9, 5, torch.float32))
+    mask = torch.zeros(9, 9, dtype=torch.bool)
+    mask[4, 4] = True
+    with pytest.raises(ValueError, match="targets: row 4's target column 4 is a cell that exclude takes out"):
+        clip_loss(a, b, scale=scale, exclude=mask)
+
+
+@pytest.mark.parametrize("how", [{"memory": "low"}, {"exclude": fastqt.Margin(0.1)}], ids=str)
+def test_otherwise_directions_are_computed_one_after_the_other(how, launched):
+    a, b, scale = random_inputs(9, 5, torch.float32)
+    clip_loss(a, b, scale=scale, **{"exclude": fastqt.Within(torch.arange(9) % 2), **how})
+    assert launched == []
+
+
+@pytest.mark.parametrize("name", ["hcl_loss", "dcl_loss"])
+@pytest.mark.parametrize("filters", ["Same", "Within"])
+def test_filtered_losses_of_pairs_share_scores(name, filters, launched):
+    """Three matrices of scores, and three of nothing where HCL counts the negatives."""
+    loss, exclude = getattr(fastqt, name), FILTERS[filters](None)
+    a, b, scale = random_inputs(11, 5, torch.float32)
+    found, exact = [], []
+    for of, dtype, backend in ((found, torch.float32, "triton"), (exact, torch.float64, "reference")):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (a, b, scale)]
+        value = loss(*leaves[:2], scale=leaves[2], exclude=exclude, backend=backend)
+        of += [value.detach(), *torch.autograd.grad(value, leaves)]
+    assert len(launched) > 0
+    assert_gradients(found[1:], exact[1:], FLOAT32)
+    assert relative(found[0], exact[0]) < FLOAT32
