@@ -23,7 +23,7 @@ import torch
 import triton as triton_package
 
 import fastqt
-from tests.shared.emulated_losses import KEEP, Loss, bias, emulate
+from tests.shared.emulated_losses import KEEP, Loss, bias, emulate, guided, maxsim
 
 STORED = Path(__file__).parent / "results" / "counters.json"
 PROBLEMS = {
@@ -36,9 +36,18 @@ PROBLEMS = {
     "softmax, bf16, D=300": Loss(N=256, M=256, D=300, copied=True, options={**KEEP, "scale": 0.1}),
     "softmax, bf16, D=300, no copies": Loss(N=256, M=256, D=300, options={**KEEP, "scale": 0.1}),
     "CLIP, bf16": Loss(fastqt.clip_loss, N=256, M=256, D=128, options={"scale": 20.0}),
+    "CLIP, kept scores, bf16": Loss(fastqt.clip_loss, N=256, M=256, D=640, options={"scale": 20.0}),
+    "guide, bf16": Loss(guided, N=256, M=256, options={"guide_dtype": "bfloat16"}),
+    "guide, fp32": Loss(guided, N=256, M=256, options={"guide_dtype": "float32"}),
+    "MaxSim, bf16": Loss(maxsim, N=160, M=1120, options={"scale": 0.3}),
 }
 ARCHS = (80, 90)
-OF_CELLS = ("scores_kernel", "row_products_kernel")  # how the names of kernels end that compute every cell
+OF_CELLS = (
+    "scores_kernel",
+    "row_products_kernel",
+    "above_kernel",
+    "maxima_kernel",
+)  # how the names of kernels end that compute every cell
 CLASSES = {
     "tensor": r"mma|wgmma\.mma_async",
     "special": r"ex2|lg2|rcp|rsqrt|sqrt|tanh|div\.(approx|full)",

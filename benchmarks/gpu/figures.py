@@ -23,7 +23,7 @@ from benchmarks.gpu.shapes import (
     Shape,
     measured,
 )
-from benchmarks.gpu.stages import importable_peers
+from benchmarks.gpu.stages import MODULES, importable_peers
 from benchmarks.measure.timing import Clock, Effort, in_turns
 from benchmarks.predict import predictions
 
@@ -90,11 +90,11 @@ def fused_and_eager(shape: Shape) -> dict[str, Contestant]:
 
 
 def of_pairs(shape: Shape) -> dict[str, Contestant]:
-    """SigLIP and CLIP of a square shape: the library's, eager PyTorch's, and siglip-kernel's if present."""
+    """SigLIP and CLIP of a square shape: the library's, eager PyTorch's, and those of others present."""
     if shape.N != shape.M:
         return {}
-    chosen = {name: make for name, make in peers.OF_PAIRS.items() if "kernel" not in name}
-    return chosen | {name: peers.OF_PAIRS[name] for name in importable_peers() if name in peers.OF_PAIRS}
+    present = importable_peers()
+    return {name: make for name, make in peers.OF_PAIRS.items() if name not in MODULES or name in present}
 
 
 def peers_present(_: Shape) -> Mapping[str, Contestant]:

@@ -208,6 +208,15 @@ def eager_clip(inputs: Inputs) -> Step:
     return of_unit_rows(inputs, loss)
 
 
+def memeff(inputs: Inputs) -> Step:
+    """With gradients that are those of its loss, which its "stable" ones are a multiple of."""
+    from memeff import MemoryEfficientCLIPLoss
+
+    return of_unit_rows(
+        inputs, MemoryEfficientCLIPLoss(temperature=1 / SCALE, normalized_inputs=True, stable=False)
+    )
+
+
 PEERS: dict[str, Contestant] = {
     "liger-kernel": liger,
     "cut-cross-entropy": cut_cross_entropy,
@@ -219,6 +228,7 @@ OF_PAIRS: dict[str, Contestant] = {
     "siglip-kernel": siglip_kernel,
     "fastqt CLIP": fused_clip,
     "eager CLIP": eager_clip,
+    "memeff": memeff,
 }
 
 

@@ -23,6 +23,7 @@ MODULES = {  # that import other libraries which compute such a loss
     "cut-cross-entropy": "cut_cross_entropy",
     "quack-kernels": "quack",
     "siglip-kernel": "siglip_kernel",
+    "memeff": "memeff",
 }
 
 Wave = list[Section]

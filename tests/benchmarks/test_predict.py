@@ -78,7 +78,7 @@ STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "counters.json"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("problem", ["softmax, bf16", "sigmoid with biases, bf16"])
+@pytest.mark.parametrize("problem", ["softmax, bf16", "sigmoid with biases, bf16", "guide, bf16"])
 def test_a_kernel_executes_no_more_for_a_cell_than_it_did(problem, arch):
     """A change that is meant stores new counts: python -m benchmarks.counters --out FILE."""
     stored = json.loads(STORED.read_text())

@@ -112,7 +112,7 @@ STATED = {
     "docs/devices.md": (
         "memory of the engine torch on a CPU; memory of the engine torch elsewhere; "
         "memory=low of the engine torch on a CPU; memory=low on other devices; "
-        "scores that are kept on a GPU; 64 KiB"
+        "scores that are kept on a GPU; scores that are kept on a GPU; 64 KiB"
     ),
     "docs/distributed.md": "predicted products of a GPU; 0 %",
     "docs/evaluation.md": "1.5 GB",

@@ -1,5 +1,6 @@
 """How contestants are measured: in turns on the same inputs; one that fails gets a reason."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -82,3 +83,31 @@ def test_every_shape_of_a_prediction_is_measured_but_those_of_narrow_embeddings(
             continue
         if "low" not in contestant or shape in LOW_MEMORY:
             assert contestant in figures.fused_and_eager(shape)
+
+
+class OfMemeff:
+    """Stands for the package's loss of rows at norm 1."""
+
+    def __init__(self, temperature, normalized_inputs, stable):
+        assert normalized_inputs
+        assert not stable
+        self.scale = 1 / temperature
+
+    def __call__(self, a, b):
+        scores, labels = self.scale * a @ b.T, torch.arange(len(a))
+        return sum(torch.nn.functional.cross_entropy(x, labels) for x in (scores, scores.T)) / 2
+
+
+@pytest.mark.parametrize("present", [[], ["memeff", "quack-kernels"], ["siglip-kernel"]], ids=str)
+def test_losses_of_pairs_stand_beside_those_of_the_packages_that_are_there(present, monkeypatch):
+    monkeypatch.setattr(figures, "importable_peers", lambda: present)
+    ours = {"fastqt SigLIP", "eager SigLIP", "fastqt CLIP", "eager CLIP"}
+    assert set(figures.of_pairs(Shape(6, 6, 4))) == ours | set(present) - {"quack-kernels"}
+    assert figures.of_pairs(Shape(6, 8, 4)) == {}
+
+
+def test_memeff_is_asked_for_the_loss_of_the_others(monkeypatch):
+    monkeypatch.setitem(sys.modules, "memeff", SimpleNamespace(MemoryEfficientCLIPLoss=OfMemeff))
+    inputs = peers.make_inputs(Shape(6, 6, 4), torch.float32, CPU)
+    for found, wanted in zip(peers.memeff(inputs)(0), peers.eager_clip(inputs)(0), strict=True):
+        torch.testing.assert_close(found, wanted)

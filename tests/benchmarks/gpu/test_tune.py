@@ -1,6 +1,7 @@
 """How tiles are chosen for a GPU, tested without one: in Triton's interpreter, and on invented times."""
 
 import json
+import statistics
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -115,6 +116,23 @@ def test_tune_finds_the_fastest_that_is_right(capsys):
     assert found.tried == len(tune.PLAN.space.configs(2, 232_448))
     assert 0 < found.dropped < found.tried
     assert "out of resource" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("space", [tune.PLAN.space, tune.PLAN.other_space], ids=["plain", "others"])
+def test_the_likeliest_tiles_are_tried_first(space):
+    """Time may run out, so that the engine's own come first, and then those with one number of others."""
+    first, *_ = configs = space.configs(2, 232_448)
+    likely = [asdict(x) for x in (tuning.HOPPER, tuning.HOPPER_TALL, *tuning.DEFAULT.values())]
+
+    def others(config):
+        numbers = asdict(config)
+        return min(sum(numbers[name] != value for name, value in of.items()) for of in likely)
+
+    distances = [others(config) for config in configs]
+    assert distances[0] == 0
+    assert max(distances[:12]) <= 1
+    assert statistics.mean(distances[:30]) < statistics.mean(distances[30:]) - 1
+    assert first.rows * first.columns == 2**15
 
 
 @pytest.mark.parametrize("epilogue", tuning.EPILOGUES)
