@@ -39,7 +39,7 @@ PROBLEMS = {
     "CLIP, kept scores, bf16": Loss(fastqt.clip_loss, N=256, M=256, D=640, options={"scale": 20.0}),
     "guide, bf16": Loss(guided, N=256, M=256, options={"guide_dtype": "bfloat16"}),
     "guide, fp32": Loss(guided, N=256, M=256, options={"guide_dtype": "float32"}),
-    "MaxSim, bf16": Loss(maxsim, N=160, M=1120, options={"scale": 0.3}),
+    "MaxSim, bf16": Loss(maxsim, N=80, M=1120, options={"scale": 0.3}),
 }
 ARCHS = (80, 90)
 OF_CELLS = (
