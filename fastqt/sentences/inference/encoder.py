@@ -17,9 +17,17 @@ from fastqt.errors import InputError
 from fastqt.nn import Gloss
 from fastqt.nn.gloss_inference import Inference
 from fastqt.nn.tokens import list_of_texts
+from fastqt.sentences.errors import warn
 from fastqt.sentences.json_text import Digest
 from fastqt.sentences.options.commands import InferenceOptions, Side
-from fastqt.sentences.runs.checkpoint import CONFIG, MODEL, check_weights, load_weights, stored_shape
+from fastqt.sentences.runs.checkpoint import (
+    CONFIG,
+    MODEL,
+    check_weights,
+    load_weights,
+    standing,
+    stored_shape,
+)
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.files import joined_digest
 from fastqt.sentences.runs.lexicon import HUGGINGFACE, damage_in_words, load_lexicon
@@ -87,6 +95,8 @@ class SentenceEncoder:
         with damage_in_words(directory) if config.checkpoint is not None else contextlib.nullcontext():
             if trained:
                 model = _trained_model(build, vocabulary, directory, of_weights)
+                if at := standing(directory, config):
+                    warn(f"{directory}: this training has not ended: it stands at {at}")
             else:
                 model = build_model(build, len(vocabulary), pretrained=False)
 

@@ -18,7 +18,7 @@ from fastqt.errors import InputError, one_line
 from fastqt.sentences.json_text import flat_figures, has_type, read_object
 from fastqt.sentences.options.option import options_of
 from fastqt.sentences.options.training import RunOptions
-from fastqt.sentences.runs.checkpoint import CHECKPOINT, EVALUATION, METRICS, read_progress
+from fastqt.sentences.runs.checkpoint import CHECKPOINT, EVALUATION, METRICS, read_progress, standing
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.files import joined_digest
 from fastqt.sentences.runs.metrics_file import best_of, is_figure, read_metrics
@@ -57,7 +57,7 @@ def card_text(
     """The card of an export of a run with this model, whose encoder has this identity."""
     parts = [
         _front_matter(config, usage),
-        _opening(config, model),
+        _opening(directory, config, model),
         "## How to load it\n",
         usage.text,
         "## Data\n",
@@ -88,12 +88,14 @@ def _front_matter(config: TrainConfig, usage: Usage) -> str:
     )
 
 
-def _opening(config: TrainConfig, model: Model) -> str:
+def _opening(directory: Path, config: TrainConfig, model: Model) -> str:
     parameters = sum(each.numel() for each in model.parameters())
+    at = standing(directory, config)
+    unfinished = f" The training has not ended: it stands at {at}." if at else ""
     return (
         f"# {config.model}, encoder {config.encoder}\n\n"
         f"Vectors of sentences, of width {model.embedding_dim}, from a model with {parameters:,} parameters "
-        "that `fastqt train` has trained.\n"
+        f"that `fastqt train` has trained.{unfinished}\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from fastqt.errors import InputError, one_line
 from fastqt.optim.replay import WINDOW
 from fastqt.sentences.json_text import parse_object, to_json
-from fastqt.sentences.runs.config import FORMAT
+from fastqt.sentences.runs.config import FORMAT, TrainConfig
 from fastqt.sentences.runs.files import write_atomically
 from fastqt.sentences.runs.progress import Progress, parse_progress
 from fastqt.sentences.runs.tensor_files import metadata_of, open_tensors, save_tensors
@@ -76,6 +77,26 @@ def read_progress(path: Path) -> Progress:
     if metadata.keys() != {"format", "progress"} or metadata["format"] != str(FORMAT):
         raise InputError(f"{path} is not a checkpoint of this version of fastqt")
     return parse_progress(parse_object(metadata["progress"], path), path)
+
+
+def standing(directory: Path, config: TrainConfig) -> str:
+    """Where a training stands that has not ended, in words; "" for one that has, and where nothing says it.
+
+    A training that has ended has no checkpoint, or with keep_checkpoint one of its last step.
+    """
+    path = directory / CHECKPOINT
+    if not path.exists():
+        return ""
+    try:
+        progress = read_progress(path)
+    except InputError:  # is told when the training is resumed; the model beside it may be whole
+        return ""
+    epochs_left = config.epochs - progress.epoch - (progress.sentences - progress.taken < config.batch_size)
+    steps_left = math.inf if config.steps is None else config.steps - progress.step
+    if min(epochs_left, steps_left) <= 0 or (config.early_stop or math.inf) <= progress.since_best:
+        return ""
+    steps = "" if config.steps is None else f" of {config.steps:,}"
+    return f"step {progress.step:,}{steps}, in epoch {progress.epoch + 1:,} of {config.epochs:,}"
 
 
 def load_checkpoint(
