@@ -6,13 +6,14 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from fastqt.errors import InputError
 from fastqt.options import Device
 from fastqt.sentences.cli.declared import add_options
 from fastqt.sentences.options.commands import InferenceOptions
 from fastqt.sentences.options.option import Options, option, options_of
 
 if TYPE_CHECKING:
-    from fastqt.sentences.inference.encoder import SentenceEncoder
+    from fastqt.sentences.inference.encoder import SentenceEncoder, TextEncoder
 
 T = TypeVar("T")
 
@@ -61,3 +62,25 @@ class Encoding(OfModel, InferenceOptions):
         how = chosen_inference(self)
         encoder = SentenceEncoder.load(self.model, self.device, with_identity=with_identity)
         return set_inference(encoder, how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyEncoding(Encoding):
+    """A command that encodes sentences by a model of fastqt or of another library."""
+
+    model: str = option(
+        help="a directory that train wrote, or a folder of sentence-transformers",
+        file="MODEL",
+        positional=True,
+    )
+
+    def load_any(self, *, with_identity: bool = False) -> TextEncoder:
+        """The trained model, or that of sentence-transformers in a folder."""
+        from fastqt.sentences.inference.encoder import chosen_inference
+        from fastqt.sentences.inference.library_encoder import LibraryEncoder, is_library_folder
+
+        if not is_library_folder(self.model):
+            return self.load(with_identity=with_identity)
+        if chosen_inference(self) is not None:
+            raise InputError(f"inference: want a trained gloss model, got {self.model}")
+        return LibraryEncoder(self.model, self.device, with_identity=with_identity)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastqt.errors import InputError
-from fastqt.sentences.cli.command import Encoding
+from fastqt.sentences.cli.command import AnyEncoding
 from fastqt.sentences.options.commands import GRIDS, ProtocolOptions
 from fastqt.sentences.options.option import option
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Encoding, ProtocolOptions):
+class Evaluate(AnyEncoding, ProtocolOptions):
     """MODEL is a directory that train wrote, or random:DIR for that model with random weights.
 
-    Or it is word-vectors:FILE for the mean of word vectors, or sif:FILE,COUNTS for their SIF-weighted mean.
-    The exit status is 1 if a task has failed.
+    Or it is a folder of sentence-transformers, word-vectors:FILE for the mean of word vectors, or
+    sif:FILE,COUNTS for their SIF-weighted mean. The exit status is 1 if a task has failed.
     """
 
     title: ClassVar[str] = (
@@ -46,12 +46,13 @@ class Evaluate(Encoding, ProtocolOptions):
             from fastqt.sentences.evaluation.vectors import say
         except ImportError as error:
             raise InputError(f"evaluate: {error}") from error
+        from fastqt.sentences.inference.library_encoder import is_library_folder
         from fastqt.sentences.runs.files import check_can_be_written, check_ending
 
         if self.json is not None:
             check_ending(self.json, ".json")
             check_can_be_written(self.json)
-        if self.baseline and not Path(self.model).is_dir():
+        if self.baseline and (is_library_folder(self.model) or not Path(self.model).is_dir()):
             raise InputError(f"baseline: want a directory that train wrote as MODEL, got {self.model}")
         about: dict[str, Any] = {"command": shlex.join(["fastqt", *sys.argv[1:]]), "model": self.model}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastqt.sentences.cli.command import Encoding
+from fastqt.sentences.cli.command import AnyEncoding
 from fastqt.sentences.options.commands import MineOptions
 from fastqt.sentences.options.option import option, options_of
 
@@ -13,7 +13,7 @@ LIMITS = ("range_max", "max_score", "min_score", "absolute_margin", "relative_ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(Encoding, MineOptions):
+class Mine(AnyEncoding, MineOptions):
     """Each line of PAIRS is a query, a tab and its positive.
 
     Negatives are near to the query among the positives of other queries and the sentences of --corpus. What
@@ -32,7 +32,7 @@ class Mine(Encoding, MineOptions):
     def run(self) -> int:
         from fastqt.sentences.inference.mine import mine_pairs
 
-        mined = mine_pairs(self.load(), self.pairs, self.corpus, self.out, self, format=self.format)
+        mined = mine_pairs(self.load_any(), self.pairs, self.corpus, self.out, self, format=self.format)
         print(f"{self.out}: {mined}")
         if mined.short:
             print(self._advice())

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fastqt.errors import InputError
-from fastqt.sentences.cli.command import Encoding
+from fastqt.sentences.cli.command import AnyEncoding
 from fastqt.sentences.options.option import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbors(Encoding):
+class Neighbors(AnyEncoding):
     """The corpus is CORPUS, or that of --index."""
 
     title: ClassVar[str] = "find the nearest sentences of a corpus"
@@ -27,7 +27,7 @@ class Neighbors(Encoding):
 
         if bool(self.corpus) == (self.index is not None):
             raise InputError("want CORPUS or --index" + (", got both" if self.corpus else ", got none"))
-        encoder = self.load(with_identity=self.index is not None)
+        encoder = self.load_any(with_identity=self.index is not None)
         if self.index is None:
             neighbors = nearest(encoder, self.query, self.corpus, self.k)
         else:

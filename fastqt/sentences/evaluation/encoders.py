@@ -22,7 +22,8 @@ from fastqt.options import Device
 from fastqt.sentences.evaluation.judged import JudgedSet
 from fastqt.sentences.evaluation.tasks import Task
 from fastqt.sentences.evaluation.vectors import Encode, Vectors
-from fastqt.sentences.inference.encoder import SentenceEncoder, set_inference
+from fastqt.sentences.inference.encoder import SentenceEncoder, TextEncoder, set_inference
+from fastqt.sentences.inference.library_encoder import LibraryEncoder, is_library_folder
 from fastqt.sentences.options.commands import EvaluationOptions
 from fastqt.sentences.runs.files import digest, joined_digest
 from fastqt.sentences.text.reader import check_rereadable
@@ -124,8 +125,8 @@ def load_encoder(
     """Loads an encoder by its name.
 
     Args:
-        name: a directory that `fastqt train` wrote, `random:DIR` (that model with random weights),
-            `word-vectors:FILE` or `sif:FILE,COUNTS`.
+        name: a directory that `fastqt train` or sentence-transformers wrote, `random:DIR` (the former model
+            with random weights), `word-vectors:FILE` or `sif:FILE,COUNTS`.
         device: "auto", "cpu" or "cuda", for a trained model.
         raw: do not scale the vectors of a model, or their halves, to norm 1.
         seed: seed of the random weights.
@@ -155,6 +156,14 @@ def load_encoder(
         words = WordVectors.load(rest) if kind == "word-vectors" else SIF.of_files(files[0], files[1])
         return NamedEncoder(words, joined_digest(kind, *(digest(Path(file)) for file in files)))
 
+    if is_library_folder(name):
+        if inference is not None:
+            raise InputError(f"inference: want a trained gloss model, got {name}")
+        library = LibraryEncoder(name, device, with_identity=True)
+        return NamedEncoder(
+            _encode_of(library, normalize=not raw), joined_digest(f"library {raw}", library.identity or "")
+        )
+
     if not 0 <= seed < 2**32:
         raise InputError(f"seed: want 0 to {2**32 - 1}, got {seed}")
     is_random = bool(colon) and kind == "random"
@@ -164,11 +173,15 @@ def load_encoder(
         else SentenceEncoder.load(name, device, with_identity=True)
     )
     set_inference(encoder, inference)
-    encode: Encode = partial(encoder.encode, normalize=not raw)
-    if any(encoder.prompts):
-        encode = PromptedEncode(encoder, normalize=not raw)
     description = f"{f'random {seed}' if is_random else 'model'} {raw}"
-    return NamedEncoder(encode, joined_digest(description, encoder.identity or ""), encoder)
+    identity = joined_digest(description, encoder.identity or "")
+    return NamedEncoder(_encode_of(encoder, normalize=not raw), identity, encoder)
+
+
+def _encode_of(encoder: TextEncoder, *, normalize: bool) -> Encode:
+    if any(encoder.prompts):
+        return PromptedEncode(encoder, normalize=normalize)
+    return partial(encoder.encode, normalize=normalize)
 
 
 class PromptedEncode:
@@ -178,7 +191,7 @@ class PromptedEncode:
     therefore puts the prompts into the texts of tasks, and encodes these texts as they are, by `plain`.
     """
 
-    def __init__(self, encoder: SentenceEncoder, *, normalize: bool) -> None:
+    def __init__(self, encoder: TextEncoder, *, normalize: bool) -> None:
         self.encoder, self.normalize = encoder, normalize
 
     def __call__(self, texts: list[str]) -> NDArray[np.float32]:
@@ -186,8 +199,7 @@ class PromptedEncode:
 
     def plain(self, texts: list[str]) -> NDArray[np.float32]:
         """The vectors of texts that have their prompts already."""
-        config = replace(self.encoder.config, query_prompt="", document_prompt="")
-        return replace(self.encoder, config=config).encode(texts, normalize=self.normalize)
+        return self.encoder.encode_as_they_are(texts, normalize=self.normalize)
 
     def prompted(self, task: Task) -> Task:
         """A task whose texts begin with the prompts."""

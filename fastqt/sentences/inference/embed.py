@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import TextEncoder
 from fastqt.sentences.options.commands import Side
 from fastqt.sentences.runs.files import check_ending, write_atomically
 from fastqt.sentences.runs.lexicon import check_is_not_read
@@ -23,7 +23,7 @@ LINES = 8192  # that are encoded together, so that memory does not grow with sho
 
 
 def write_vectors(
-    encoder: SentenceEncoder,
+    encoder: TextEncoder,
     source: str,
     out: str | Path,
     *,
@@ -39,7 +39,7 @@ def write_vectors(
     """
     check_ending(out, ENDING)
     check_is_not_read(out, [source])
-    rows, width = 0, encoder.model.embedding_dim
+    rows, width = 0, encoder.width
     encode = partial(encoder.encode, normalize=normalize, side=side)
 
     def write(partial: Path) -> None:

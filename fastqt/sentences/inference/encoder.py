@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,30 @@ from fastqt.sentences.runs.tensor_files import open_tensors
 from fastqt.sentences.text import Encoded, Lexicon, Prompts, pad
 
 BATCH_SIZE = 512  # sentences that are encoded together
+
+
+class TextEncoder(Protocol):
+    """What searches and evaluations need of an encoder: a `SentenceEncoder`, or another library's."""
+
+    @property
+    def width(self) -> int:
+        """The width D of the vectors."""
+
+    @property
+    def identity(self) -> str | None:
+        """What identifies the encoder: a digest of all that its vectors depend on; None without digests."""
+
+    @property
+    def prompts(self) -> Prompts:
+        """What the model's texts begin with."""
+
+    def encode(
+        self, sentences: Sequence[str], *, normalize: bool = True, side: Side = "query"
+    ) -> NDArray[np.float32]:
+        """The vectors of n sentences, (n, D)."""
+
+    def encode_as_they_are(self, sentences: Sequence[str], *, normalize: bool) -> NDArray[np.float32]:
+        """The same of sentences that have their prompts already."""
 
 
 @dataclass
@@ -119,6 +143,16 @@ class SentenceEncoder:
     def prompts(self) -> Prompts:
         """What the model's texts begin with."""
         return prompts_of(self.config)
+
+    @property
+    def width(self) -> int:
+        """The width D of the vectors."""
+        return self.model.embedding_dim
+
+    def encode_as_they_are(self, sentences: Sequence[str], *, normalize: bool) -> NDArray[np.float32]:
+        """The vectors of texts that have their prompts already, (n, D), as of `encode`."""
+        config = replace(self.config, query_prompt="", document_prompt="")
+        return replace(self, config=config).encode(sentences, normalize=normalize)
 
     @torch.inference_mode()
     def encode(

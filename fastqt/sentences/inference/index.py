@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import TextEncoder
 from fastqt.sentences.inference.search import Flat, Hits, Neighbor, blocks, encode_queries, normalized
 from fastqt.sentences.json_text import field, parse_object, to_json
 from fastqt.sentences.options.commands import IndexOptions
@@ -78,7 +78,7 @@ class Lists:
 
 
 def build_index(
-    encoder: SentenceEncoder, corpus: Sequence[str], out: str | Path, options: IndexOptions | None = None
+    encoder: TextEncoder, corpus: Sequence[str], out: str | Path, options: IndexOptions | None = None
 ) -> Index:
     """Writes an index of a corpus to a file, whose name ends in .index, and opens it.
 
@@ -117,7 +117,7 @@ def build_index(
 class _Sentences:
     """The sentences of a corpus, whose vectors are written to a file."""
 
-    def __init__(self, encoder: SentenceEncoder, corpus: Sequence[str], file: IO[bytes]) -> None:
+    def __init__(self, encoder: TextEncoder, corpus: Sequence[str], file: IO[bytes]) -> None:
         self.files: list[str] = []
         self.firsts: list[int] = []  # row of each file
         self.text, self.ends, self.lines = bytearray(), array("q"), array("q")
@@ -263,7 +263,7 @@ class Index:
             parts.append(f"recall@{at} {value:.4f} of {queries:,} sentences of the corpus")
         return "; ".join(parts)
 
-    def search(self, encoder: SentenceEncoder, queries: Sequence[str], k: int = 5) -> list[list[Neighbor]]:
+    def search(self, encoder: TextEncoder, queries: Sequence[str], k: int = 5) -> list[list[Neighbor]]:
         """The k sentences with the highest cosines to each query, best first, or all if there are fewer.
 
         An index of kind "flat" finds those that `nearest` does; the others miss as many as `recall` says. The

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastqt.errors import InputError
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import TextEncoder
 from fastqt.sentences.inference.search import best_products, blocks, unit_rows
 from fastqt.sentences.options.commands import MineOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
@@ -146,7 +146,7 @@ class Mined(NamedTuple):
 
 
 def mine_pairs(
-    encoder: SentenceEncoder,
+    encoder: TextEncoder,
     pairs: Sequence[str],
     corpus: Sequence[str],
     out: str | Path,
@@ -176,7 +176,7 @@ def mine_pairs(
     documents = list(dict.fromkeys(chain(further, *positives_of.values())))
     if unfit := next((text for text in documents if "\t" in text), None):
         raise InputError(f"corpus: want sentences without a tab, which parts columns, got {unfit!r:.100}")
-    check_bytes(4 * len(documents) * encoder.model.embedding_dim, "corpus: the vectors of its sentences")
+    check_bytes(4 * len(documents) * encoder.width, "corpus: the vectors of its sentences")
 
     row_of = {text: row for row, text in enumerate(documents)}
     relevant = [

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fastqt.errors import InputError
 from fastqt.nn.tokens import list_of_texts
-from fastqt.sentences.inference.encoder import SentenceEncoder
+from fastqt.sentences.inference.encoder import TextEncoder
 from fastqt.sentences.options.commands import Side
 from fastqt.sentences.text import read_blocks
 
@@ -111,7 +111,7 @@ class Neighbor(NamedTuple):
 
 
 def nearest(
-    encoder: SentenceEncoder, queries: Sequence[str], corpus: Sequence[str], k: int = 5
+    encoder: TextEncoder, queries: Sequence[str], corpus: Sequence[str], k: int = 5
 ) -> list[list[Neighbor]]:
     """The k sentences of a corpus with the highest cosine to each query, best first.
 
@@ -143,7 +143,7 @@ def nearest(
 
 
 def nearest_to(
-    encoder: SentenceEncoder,
+    encoder: TextEncoder,
     vectors: Tensor,  # (Q, D)
     corpus: Sequence[str],
     k: int = 5,
@@ -189,7 +189,7 @@ def check_k(k: int) -> None:
         raise InputError(f"k: want at least 1, got {k}")
 
 
-def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> Tensor:
+def encode_queries(encoder: TextEncoder, queries: Sequence[str], k: int) -> Tensor:
     """The vectors of queries, (Q, D) at norm 1; k and the queries are checked."""
     check_k(k)
     queries = list_of_texts("query", queries)
@@ -200,7 +200,7 @@ def encode_queries(encoder: SentenceEncoder, queries: Sequence[str], k: int) -> 
     return normalized(encoder, queries, "query")
 
 
-def normalized(encoder: SentenceEncoder, sentences: list[str], side: Side) -> Tensor:
+def normalized(encoder: TextEncoder, sentences: list[str], side: Side) -> Tensor:
     """The vectors of sentences, (n, D) float32 at norm 1: the product of two of them is their cosine."""
     return F.normalize(torch.from_numpy(encoder.encode(sentences, side=side)), dim=1)
 
@@ -216,7 +216,7 @@ def check_sentence(name: str, text: str) -> None:
 
 
 def answers(
-    encoder: SentenceEncoder,
+    encoder: TextEncoder,
     a: str,
     b: str,
     c: str,

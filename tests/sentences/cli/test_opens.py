@@ -23,7 +23,7 @@ sys.addaudithook(note)  # it stays until the process ends
 COMMANDS = {
     "embed": "embed run c.txt --out v.npy",
     "neighbors": "neighbors run c.txt --query place0",
-    "mine": "mine run p.tsv --out n.tsv",
+    "mine": "mine run p.tsv --negatives 1 --out n.tsv",
     "index": "index run c.txt --out c.index",
     "evaluate": "evaluate run --data eval --json run/evaluation.json --baseline",
     "export": "export run --format sentence-transformers --out out",

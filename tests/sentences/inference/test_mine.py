@@ -1,7 +1,5 @@
 """Hard negatives: those of sentence-transformers on the same vectors, of a search by hand, and in files."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,7 @@ class Vectors:
 
     def __init__(self, vectors):
         self.vectors = vectors
-        self.model = SimpleNamespace(embedding_dim=len(next(iter(vectors.values()))))
+        self.width = len(next(iter(vectors.values())))
 
     def encode(self, texts, **_):
         rows = np.array([self.vectors[text] for text in texts], np.float32)
