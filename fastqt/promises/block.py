@@ -38,7 +38,7 @@ from fastqt.promises.promise import (
 )
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Scores, UnitRows
-from fastqt.promises.state import State, mapped, parts
+from fastqt.promises.state import State, before_change, mapped, parts
 from fastqt.promises.terms import RULES_OF_TERMS, RowTerm
 from fastqt.promises.unit import NORMALIZED, RULES_OF_ROWS, unit_rows
 from fastqt.torch_modes import is_transformed
@@ -238,9 +238,7 @@ class _Mode(TorchFunctionMode):
     def _before_change(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Computes what is still promised of tensors whose memory a function is about to change."""
         changed = [*parts(args[:1]), *parts(kwargs.get("out"))]
-        storages = {
-            x.untyped_storage()._cdata for x in changed if type(x) is not Promise and isinstance(x, Tensor)
-        }
+        storages = before_change(x for x in changed if type(x) is not Promise and isinstance(x, Tensor))
         if not storages:
             return
         for box in list(self.watch.live):

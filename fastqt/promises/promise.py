@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastqt.promises.report import Report
 from fastqt.promises.scores import Meaning, UnitRows
-from fastqt.promises.state import Function, State, mapped, parts
+from fastqt.promises.state import Function, State, before_change, mapped, parts
 
 # What a promise answers itself, as the tensor would that it stands for.
 _ANSWERED = {
@@ -507,6 +507,7 @@ def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watc
             )
             view.state.computed()
     target = box.state.computed()
+    before_change([target])
     rest, named = mapped(args[1:], _cells), {key: mapped(x, _cells) for key, x in kwargs.items()}
     with torch._C.DisableTorchFunctionSubclass():
         func(target, *rest, **named)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,24 @@ def parts(x: Any) -> list[Any]:
         else:
             flat.append(y)
     return flat
+
+
+class Holder(Protocol):
+    """What needs matrices for a gradient that a function in place may change before it."""
+
+    def copy(self, storages: set[int]) -> None:
+        """Keeps copies of matrices of these storages."""
+
+
+HOLDERS: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def before_change(several: Iterable[Tensor]) -> set[int]:
+    """Tells those that need tensors as they are, before these are changed in place; gives their storages."""
+    storages = {x.untyped_storage()._cdata for x in several}
+    for holder in list(HOLDERS) if storages else ():
+        holder.copy(storages)
+    return storages
 
 
 def functions(names: str) -> list[Function]:

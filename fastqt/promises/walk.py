@@ -17,7 +17,7 @@ from fastqt.promises.patterns import Pattern
 from fastqt.promises.promise import RULES, Promise, known
 from fastqt.promises.promise import state_of as state_of
 from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, UnitRows, equal, products
-from fastqt.promises.state import State, with_numbers
+from fastqt.promises.state import HOLDERS, State, with_numbers
 from fastqt.promises.terms import RowTerm
 
 CELLS_AT_ONCE = 2**20  # of a matrix that is walked over
@@ -333,7 +333,7 @@ def _numel(state: State) -> int:
     return torch.Size(shape_of(state)).numel()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Plan:
     """A walk: the matrix, its parts, what is made of each, and where the results are beside each other."""
 
@@ -352,6 +352,20 @@ class Plan:
         with torch.autocast(device, dtype=dtype, enabled=is_enabled):
             return self.reduce(cells, window)
 
+    def copy(self, storages: set[int]) -> None:
+        """Keeps what it needs of matrices of these storages, which are about to change; see `Holder`.
+
+        Functions of plain PyTorch, such as a cross-entropy, often need no matrix for their gradients.
+        """
+        self.check()
+        for key, cells in self.there.items():
+            if cells.untyped_storage()._cdata in storages:
+                copied = cells.detach().clone()
+                self.there[key] = copied
+                self.versions = [x for x in self.versions if x[0] is not cells]
+                self.leaves = tuple(id(copied) if leaf == id(cells) else leaf for leaf in self.leaves)
+                self.versions.append((copied, copied._version))
+
     def check(self) -> None:
         """Raises RuntimeError where a matrix or what it is made of has changed since."""
         if any(x._version != version for x, version in self.versions):
@@ -366,8 +380,11 @@ class _Walk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *leaves: Tensor) -> Tensor:
-        ctx.plan = plan
-        ctx.save_for_backward(*leaves)
+        there = {id(x) for x in plan.there.values()}
+        # A function in place may change a matrix, of which the plan has a copy then.
+        ctx.matrices = {i: x for i, x in enumerate(leaves) if id(x) in there}
+        ctx.plan, ctx.count = plan, len(leaves)
+        ctx.save_for_backward(*(x for i, x in enumerate(leaves) if i not in ctx.matrices))
         results = [plan.part(window, Parts(there=plan.there)) for window in plan.windows]
         ctx.lengths = [x.shape[plan.dim] for x in results]
         return torch.cat(results, plan.dim)
@@ -376,9 +393,11 @@ class _Walk(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         plan = ctx.plan
         plan.check()
+        saved = iter(ctx.saved_tensors)
+        leaves = tuple(ctx.matrices[i] if i in ctx.matrices else next(saved) for i in range(ctx.count))
         if torch.is_grad_enabled():
-            return (None, *_recorded(plan, ctx.saved_tensors, upstream))
-        gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in ctx.saved_tensors]
+            return (None, *_recorded(plan, leaves, upstream))
+        gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in leaves]
         for window, part in zip(plan.windows, upstream.split(ctx.lengths, plan.dim), strict=True):
             parts = Parts(plan.leaves, plan.there)
             with torch.enable_grad():
@@ -421,6 +440,8 @@ def walked(
     if not (grad and unique and torch.is_grad_enabled()):
         with torch.no_grad():
             return torch.cat([plan.part(window, Parts(there=there)) for window in plan.windows], dim)
+    if there:
+        HOLDERS.add(plan)
     return _walk(plan, *unique.values())
 
 

@@ -799,3 +799,20 @@ def test_targets_of_another_dtype_give_the_dtype_of_the_program():
             found = F.binary_cross_entropy_with_logits(q @ c.T, targets)
         assert found.dtype is wanted.dtype is torch.float32
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_matrix_that_changes_before_a_gradient_that_does_not_need_it(is_detached):
+    """A cross-entropy keeps its probabilities, so that plain PyTorch lets the matrix change."""
+
+    def loss(q: Tensor, c: Tensor) -> Tensor:
+        scores = q @ c.T
+        halves = (scores.detach() if is_detached else scores) * 0.5 + c[:, 0]
+        alias = scores.T.detach()  # The matrix is there from now on, which the halves are made of.
+        first = F.cross_entropy(halves, ROWS, label_smoothing=0.1)
+        alias.mul_(1.5)
+        return first + (scores * 2).logsumexp(1).sum() * q.square().mean()
+
+    rows = inputs("logsumexp")
+    wanted = with_gradients(loss, rows)
+    close(with_gradients(fastqt.fused(least_cells=1)(loss), rows), wanted, 1e-12)
