@@ -207,6 +207,8 @@ class _Mode(TorchFunctionMode):
         rule = rules.get(func) if args and (kind is Pattern or not kwargs) else None
         if rule is not None:
             answer = rule(*args, **kwargs)
+            if type(answer) is Pattern:
+                return promised_mask(answer)
             if answer is not NotImplemented:
                 return answered(answer, func, args, kwargs, self.watch, (*others, *waiting)[0])
 
@@ -225,9 +227,7 @@ class _Mode(TorchFunctionMode):
         mask = MADE[func](*args, **kwargs)
         if mask is None or mask.size[0] * mask.size[1] < self.least_cells:
             return None
-        promise = promised_mask(mask)
-        self.watch.live.add(promise.box)
-        return promise
+        return promised_mask(mask)
 
     def ended(self) -> None:
         """Computes the losses and rows that have waited in vain."""

@@ -324,7 +324,7 @@ def _sums_of_pattern(scores: Scores, columns: Columns, weights: Pattern) -> Any:
         divergence = _computed(contrastive_loss, **columns.options, targets=targets, reduction="none")
         if divergence is not NotImplemented:
             return _with_rows(targets.entropies.to(divergence.dtype) - divergence, scores)
-    if not _is_plain(scores) or not bool(weights.table.isfinite().all()):
+    if not _is_plain(scores) or not weights.is_finite:
         return NotImplemented
     logsumexps = _logsumexp(scores)
     if logsumexps is NotImplemented:
@@ -335,7 +335,10 @@ def _sums_of_pattern(scores: Scores, columns: Columns, weights: Pattern) -> Any:
 def _listed(weights: Pattern) -> Listed | None:
     """The weights by their list; None where it is long, or one of them is less than 0."""
     cells = weights.entries(MOST_ENTRIES)
-    if cells is None or len(cells[0]) > MOST_ENTRIES or not bool((cells[2] >= 0).all()):
+    if cells is None or len(cells[0]) > MOST_ENTRIES:
+        return None
+    # Cases of the table that are below 0 may be those of no cell.
+    if min(weights.values) < 0 and not bool((cells[2] >= 0).all()):
         return None
     return Listed(weights.size[0], *cells)
 
@@ -551,7 +554,7 @@ def _times_pattern(s: Any, pattern: Pattern) -> Any:
         return NotImplemented
     if torch.promote_types(pattern.table.dtype, s.dtype) != s.dtype:
         return NotImplemented
-    if not bool(pattern.table.isfinite().all()):
+    if not pattern.is_finite:
         return NotImplemented
 
     weights = pattern.with_table(pattern.table.to(s.dtype))
@@ -563,7 +566,7 @@ def _times_pattern(s: Any, pattern: Pattern) -> Any:
             masked = replace(p, diagonal="exclude")
             if weights.size[0] > 1:
                 return Exponentials(replace(exponentials.scores, blocks=(masked,)))
-        is_of_ones = bool(((weights.table == 0) | (weights.table == 1)).all())
+        is_of_ones = set(weights.values) <= {0, 1}
         return _where_one(exponentials.scores, weights.cells()) if is_of_ones else NotImplemented
     if (scores := known(s, Scores)) is not None and _is_plain(scores):
         return WeightedScores(weights, scores)

@@ -64,12 +64,19 @@ def _equal(a: Any = None, b: Any = None, **named: Any) -> Pattern | None:
     for rows, columns in ((a, b), (b, a)):
         of_rows, of_columns = _ids_of_rows(rows), _ids_of_columns(columns)
         if of_rows is not None and of_columns is not None:
-            N, M = torch.broadcast_shapes(a.shape, b.shape)
-            if of_rows.shape[0] != N or of_columns.shape[0] != M:
-                return None
-            equality = Equality(of_rows.long().clone(), of_columns.long().clone())
-            return Pattern((N, M), (equality,), torch.tensor([False, True]), a.device)
+            N, M = len(of_rows), len(of_columns)
+            if (columns.dim() == 2 and columns.shape[0] not in (1, N)) or rows.shape[1] not in (1, M):
+                return None  # One of them is repeated by the other.
+            equality = Equality(_copied(of_rows), _copied(of_columns))
+            return Pattern((N, M), (equality,), _IS_EQUAL, a.device)
     return None
+
+
+_IS_EQUAL = torch.tensor([False, True])
+
+
+def _copied(ids: Tensor) -> Tensor:
+    return ids.clone() if ids.dtype == torch.int64 else ids.long()
 
 
 def _ids_of_rows(x: Tensor) -> Tensor | None:
@@ -134,10 +141,10 @@ def masks_in(args: Any) -> list[Pattern] | None:
 def _of_tables(function: Function) -> None:
     @rule(function)
     def exact(*args: Any, **named: Any) -> Any:
-        masks = masks_in((args, tuple(named.values())))
+        masks = masks_in((args, tuple(named.values())) if named else args)
         if not masks or any(x.size != masks[0].size or x.device != masks[0].device for x in masks):
             return NotImplemented
-        equalities = union(masks)
+        equalities = union(masks) if len(masks) > 1 else masks[0].equalities
         if len(equalities) > MOST_EQUALITIES:
             return NotImplemented
 
@@ -258,7 +265,7 @@ def with_diagonal(x: Any, value: Any, wrap: bool = False) -> Any:
 def summed(x: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     mask = known(x, Pattern)
     dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
-    if mask is None or named or dim not in (1, -1) or not bool(mask.table.isfinite().all()):
+    if mask is None or named or dim not in (1, -1) or not mask.is_finite:
         return NotImplemented
     sums = mask.sums().to(mask.table.sum().dtype)
     return sums[:, None] if keepdim else sums
@@ -275,7 +282,7 @@ for _name in ("add", "sub", "mul", "and", "or", "xor"):
 def changed_in_place(function: Function, args: Any, kwargs: dict[str, Any]) -> Promise | None:
     """The mask that a function changes, which is another one from now on; None where it has to be there."""
     mask, box = known(args[0], Pattern), args[0].box
-    if mask is None or box.base is not None or any(box.views) or kwargs.get("out") is not None:
+    if mask is None or box.base is not None or box.views or kwargs.get("out") is not None:
         return None
     answer = IN_PLACE[function](*args, **kwargs)
     if not isinstance(answer, Pattern) or answer.size != mask.size or answer.dtype != mask.dtype:

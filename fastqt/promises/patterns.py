@@ -8,7 +8,9 @@ on which of these equalities hold. A table with a number for each case stands fo
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +34,17 @@ class Equality:
     columns: Tensor
     is_diagonal: bool = False
 
+    @functools.cached_property
+    def in_order(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The columns in the order of their integers, where those of a row begin, and how many there are."""
+        order = self.columns.argsort(stable=True)
+        integers = self.columns[order]
+        begins = torch.searchsorted(integers, self.rows)
+        return order, begins, torch.searchsorted(integers, self.rows, right=True) - begins
+
     def is_same(self, other: Equality) -> bool:
+        if self is other:
+            return True
         if self.is_diagonal and other.is_diagonal:
             return True
         pairs = (self.rows, other.rows), (self.columns, other.columns)
@@ -81,6 +93,8 @@ class Pattern(Meaning):
 
     def tables_of(self, equalities: Sequence[Equality]) -> Tensor:
         """The table by these equalities, among which its own are."""
+        if len(equalities) == len(self.equalities) and all(map(operator.is_, equalities, self.equalities)):
+            return self.table
         places = [next(i for i, y in enumerate(equalities) if x.is_same(y)) for x in self.equalities]
         if not equalities:
             return self.table
@@ -91,8 +105,20 @@ class Pattern(Meaning):
         return self.table.permute(order).reshape(shape).expand((2,) * len(equalities))
 
     @functools.cached_property
+    def values(self) -> list[float]:
+        """What a cell may be."""
+        values: list[float] = self.table.flatten().tolist()
+        return values
+
+    @property
+    def is_finite(self) -> bool:
+        return all(map(math.isfinite, self.values))
+
+    @functools.cached_property
     def simple(self) -> Pattern:
         """The same matrix by the equalities alone on which it depends."""
+        if len(self.equalities) == 1 and self.values[0] != self.values[1]:
+            return self
         equalities, table = list(self.equalities), self.table
         for i in reversed(range(len(equalities))):
             if torch.equal(table.select(i, 0), table.select(i, 1)):
@@ -105,12 +131,12 @@ class Pattern(Meaning):
         """Whether the cells (i, i) are one number and all others another one."""
         p = self.simple
         is_square = self.size[0] == self.size[1] and len(p.equalities) == 1
-        return is_square and p.equalities[0].is_diagonal and p.table.tolist() == [elsewhere, on_it]
+        return is_square and p.equalities[0].is_diagonal and p.values == [elsewhere, on_it]
 
     @property
     def background(self) -> float:
         """What a cell is in which nothing is equal."""
-        return float(self.table.flatten()[0])
+        return self.values[0]
 
     def cells(self) -> Tensor:
         """The matrix."""
@@ -133,12 +159,15 @@ class Pattern(Meaning):
         table = self.table.to(self.device)
         if not ids:
             return table.expand(size).clone()
-        if len(ids) == 1 and self.dtype == torch.bool and self.table.tolist() == [False, True]:
+        if len(ids) == 1 and self.dtype == torch.bool and self.values == [False, True]:
             return ids[0][0] == ids[0][1]
         return _chosen(table, ids)
 
     def times(self, x: Tensor) -> Tensor:
         """The product with a matrix (M, D), (N, D), by the sums of its rows that have equal integers."""
+        return self._times(x, _sums)
+
+    def _times(self, x: Tensor, sums_of: Callable[[list[Equality], Tensor], Tensor]) -> Tensor:
         coefficients = self.table.to(accumulation_dtype(self.table.device))
         for i in range(len(self.equalities)):
             without, with_it = coefficients.unbind(i)
@@ -148,13 +177,13 @@ class Pattern(Meaning):
             if coefficient:
                 count = len(self.equalities)
                 held = [self.equalities[i] for i in range(count) if place >> (count - 1 - i) & 1]
-                total = total + coefficient * _sums(held, x)
+                total = total + coefficient * sums_of(held, x)
         return total.expand(self.size[0], x.shape[1])
 
     def sums(self) -> Tensor:
         """Of each row, (N,), in the dtype of accumulation."""
         ones = torch.ones(self.size[1], 1, dtype=accumulation_dtype(self.device), device=self.device)
-        return self.times(ones)[:, 0]
+        return self._times(ones, _counts)[:, 0]
 
     def entries(self, most: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Rows, columns and numbers of the cells that are not 0, by row and then by column.
@@ -186,11 +215,14 @@ class Pattern(Meaning):
         return rows[order], columns[order], weights[order]
 
 
+_IDENTITY = torch.tensor([0, 1])
+
+
 def of_diagonal(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Pattern:
     """Ones where the numbers of row and column are the same."""
     numbers = torch.arange(max(rows, columns), device=device)
     equality = Equality(numbers[:rows], numbers[:columns], is_diagonal=True)
-    return Pattern((rows, columns), (equality,), torch.tensor([0, 1]).to(dtype), device)
+    return Pattern((rows, columns), (equality,), _IDENTITY.to(dtype), device)
 
 
 def constant(size: tuple[int, int], value: Tensor, device: torch.device) -> Pattern:
@@ -219,14 +251,30 @@ def _sums(held: list[Equality], x: Tensor) -> Tensor:
     """For each row the sum of those rows of x, (M, D), with which all of these equalities hold."""
     if not held:
         return x.sum(0, keepdim=True)
-    if any(equality.is_diagonal for equality in held) and len(held) == 1:
-        N, M = len(held[0].rows), len(x)
-        return x[:N] if N <= M else torch.cat([x, x.new_zeros(N - M, x.shape[1])])
-    N = len(held[0].rows)
-    both = torch.stack([torch.cat([equality.rows, equality.columns]) for equality in held], 1)
-    numbers = torch.unique(both, dim=0, return_inverse=True)[1]
+    N, M = len(held[0].rows), len(x)
+    if any(equality.is_diagonal for equality in held):
+        cells = slice(min(N, M))
+        for equality in held:
+            if not equality.is_diagonal:
+                equal = equality.rows[cells] == equality.columns[cells]
+                x = x[cells] * equal[:, None]
+        return x[:N] if N <= M else torch.cat([x[cells], x.new_zeros(N - M, x.shape[1])])
+
+    if len(held) == 1:
+        both = torch.cat([held[0].rows, held[0].columns])
+        numbers = torch.unique(both, return_inverse=True)[1]
+    else:
+        both = torch.stack([torch.cat([equality.rows, equality.columns]) for equality in held], 1)
+        numbers = torch.unique(both, dim=0, return_inverse=True)[1]
     sums = x.new_zeros(len(both), x.shape[1]).index_add(0, numbers[N:], x)
     return sums[numbers[:N]]
+
+
+def _counts(held: list[Equality], ones: Tensor) -> Tensor:
+    """The same of ones."""
+    if len(held) == 1 and not held[0].is_diagonal:
+        return held[0].in_order[2][:, None].to(ones.dtype)
+    return _sums(held, ones)
 
 
 def _equal_cells(x: Equality, most: int) -> tuple[Tensor, Tensor] | None:
@@ -234,10 +282,7 @@ def _equal_cells(x: Equality, most: int) -> tuple[Tensor, Tensor] | None:
     N, M = len(x.rows), len(x.columns)
     if x.is_diagonal:
         return x.rows[:M], x.rows[:M]
-    order = x.columns.argsort(stable=True)
-    in_order = x.columns[order]
-    begins = torch.searchsorted(in_order, x.rows)
-    counts = torch.searchsorted(in_order, x.rows, right=True) - begins
+    order, begins, counts = x.in_order
     total = int(counts.sum())
     if total > most:
         return None

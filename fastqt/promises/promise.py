@@ -42,7 +42,7 @@ class Box:
 
     Attributes:
         base: that of the promise of which this is a view.
-        views: the views that there are.
+        all_views: the views of it.
         dtype: of the tensor.
         promise: of what waits.
         parts: those of the losses of which a number is made.
@@ -52,13 +52,19 @@ class Box:
 
     def __init__(self, state: State, dtype: torch.dtype, base: Box | None) -> None:
         self.state, self.dtype, self.base = state, dtype, base
-        self.views: Iterable[Box] = ()
+        self.all_views: list[weakref.ref[Box]] = []
         self.promise: weakref.ref[Promise] | None = None
         self.parts: list[Box] = []
         self.is_shared = False
         self.settled: Tensor | None = None
         if base is not None:
-            base.views = weakref.WeakSet((*base.views, self))
+            base.all_views.append(weakref.ref(self))
+
+    @property
+    def views(self) -> list[Box]:
+        """Those that there are."""
+        views = (x() for x in self.all_views)
+        return [x for x in views if x is not None]
 
 
 class Promise(Tensor):
@@ -329,7 +335,7 @@ def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> A
     name = getattr(func, "__name__", str(func))
     if func in _PINS and isinstance(args[0], Promise):
         args[0].box.state.computed()
-        args[0].box.state.meaning = None
+        args[0].box.state.pin()
     elif kwargs.get("out") is not None:
         return _into(func, name, args, kwargs, watch)
     elif args and isinstance(args[0], Promise) and changes_in_place(func, kwargs):
@@ -467,7 +473,7 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
 def changed_by_rule(func: Function, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a promise, the first argument, stands for what a function in place makes of it from now on."""
     promise, box = args[0], args[0].box
-    alone = box.base is None and not any(box.views)
+    alone = box.base is None and not box.views
     instead = RULES.in_place.get(func)
     rule = None if instead is None else RULES.of.get(instead)
     has_new_leaf = torch.is_grad_enabled() and any(
@@ -512,6 +518,6 @@ def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watc
     with torch._C.DisableTorchFunctionSubclass():
         func(target, *rest, **named)
     for each in (family, *family.views):
-        each.state.meaning = None
+        each.state.pin()
         each.state.keep(each.state.computed())
     return promise

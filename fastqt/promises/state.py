@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -86,8 +86,11 @@ class State:
         leaves: the tensors to which its gradient flows.
         when_computed: is called then.
         reports: is told of the call of fastqt that has computed it in place of the program's function.
+        free_at: how many tensors had been pinned when it was seen to be made of none of them.
         told: of a loss that waits, is told what computes it in place of itself; "" for the cells.
     """
+
+    pins: ClassVar[int] = 0  # how many tensors have been pinned since the start
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class State:
     ) -> None:
         """With what its inputs are made of, where its meaning is of that; a gradient flows there."""
         self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
+        self.free_at = -1
         self.cells: Tensor | None = None
         self.first_meaning = meaning
         self.taken: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -145,10 +149,18 @@ class State:
 
     def is_of_pinned(self) -> bool:
         """Whether it is made of a tensor that has to be computed."""
+        if self.free_at == State.pins:
+            return False
         for parent in self.parents:
             if parent.meaning is None or (parent.parents and parent.is_of_pinned()):
                 return True
+        self.free_at = State.pins
         return False
+
+    def pin(self) -> None:
+        """Has the tensor taken as it is from now on."""
+        self.meaning = None
+        State.pins += 1
 
     @property
     def is_there(self) -> bool:

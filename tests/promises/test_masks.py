@@ -411,3 +411,24 @@ def test_random_weights(ends_in):
         wanted = results(loss, z)
         with fused:
             close(results(loss, z), wanted, 1e-11)
+
+
+def test_equalities_that_broadcast_otherwise():
+    """Rows that columns repeat, and columns that rows repeat."""
+    ids = torch.arange(N) % 5
+    pairs = (
+        (ids[:, None], ids[:1]),
+        (ids[:1, None], ids.expand(3, N)),
+        (ids[:, None].expand(N, 3), ids[:3]),
+        (ids[:, None].expand(N, 3), ids[:1, None]),
+        (ids[:, None].int(), ids.int()),
+        (ids, ids[:, None]),
+        (ids.expand(N, N), ids[:7, None].expand(7, N).repeat_interleave(10, 0)[:N]),
+    )
+    for a, b in pairs:
+        wanted = a == b, torch.ne(a, b)
+        with fused:
+            found = a == b, torch.ne(a, b)
+            assert [x.shape for x in found] == [x.shape for x in wanted]
+        for x, y in zip(found, wanted, strict=True):
+            assert torch.equal(x, y)
