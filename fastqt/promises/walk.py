@@ -397,6 +397,7 @@ class _Walk(torch.autograd.Function):
         leaves = tuple(ctx.matrices[i] if i in ctx.matrices else next(saved) for i in range(ctx.count))
         if torch.is_grad_enabled():
             return (None, *_recorded(plan, leaves, upstream))
+
         gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in leaves]
         for window, part in zip(plan.windows, upstream.split(ctx.lengths, plan.dim), strict=True):
             parts = Parts(plan.leaves, plan.there)
