@@ -1,7 +1,9 @@
 """Keeps what the compiler said of a kernel until the kernels' sources or the compiler change.
 
-A cold run of tests/benchmarks/offline/test_compile.py compiles some 170 specialisations, which takes minutes.
-Its results are kept in ~/.cache/fastqt/compiled (or under XDG_CACHE_HOME), a folder that may be deleted.
+All specialisations that tests/benchmarks/offline/test_compile.py looks at take minutes to compile. What the
+compiler said of them is stored beside the results of benchmarks, and holds as long as the sources and the
+compiler are those that it was said of. What was compiled since is kept in ~/.cache/fastqt/compiled (or under
+XDG_CACHE_HOME), a folder that may be deleted.
 """
 
 from __future__ import annotations
@@ -40,9 +42,19 @@ class CompileCache:
             call functions of other files.
         versions: whatever else a result depends on: the compiler, its options, Python.
         folder: where results are kept.
+        stored: a file that `store` wrote, whose results are taken if they are of the same digest.
+
+    Attributes:
+        asked: the results that were asked for.
     """
 
-    def __init__(self, sources: Iterable[Path], versions: Iterable[str], folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        sources: Iterable[Path],
+        versions: Iterable[str],
+        folder: Path | None = None,
+        stored: Path | None = None,
+    ) -> None:
         digest = hashlib.sha256(repr(list(versions)).encode())
         sources = list(sources)
         top = os.path.commonpath(sources)
@@ -50,14 +62,22 @@ class CompileCache:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{os.path.relpath(path, top)} {content}\n".encode())
         root = default_folder() if folder is None else folder
-        self.folder = root / digest.hexdigest()
+        self.digest = digest.hexdigest()
+        self.asked: dict[str, dict[str, Any]] = {}
+        self._stored = {} if stored is None else json.loads(stored.read_text()).get(self.digest, {})
+        self.folder = root / self.digest
         if not self.folder.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             _remove_oldest(root)
 
     def get(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What `compute` returned for `key`, or returns now. What it raises is not kept."""
-        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+        name = hashlib.sha256(key.encode()).hexdigest()
+        self.asked[name] = self._stored.get(name) or self._kept(name, key, compute)
+        return self.asked[name]
+
+    def _kept(self, name: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        path = self.folder / f"{name}.json"
         try:
             stored = json.loads(path.read_text())
         except FileNotFoundError:
@@ -70,6 +90,12 @@ class CompileCache:
             json.dump({"key": key, "result": result}, file)
         os.replace(file.name, path)
         return result
+
+
+def store(caches: Iterable[CompileCache], path: Path) -> None:
+    """Writes what was asked of caches to a file, by their digests."""
+    results = {cache.digest: dict(sorted(cache.asked.items())) for cache in caches}
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _remove_oldest(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.offline.compile                 # compiles what cases.py lists, prints it as JSON
 python -m benchmarks.offline.compile --only KEY...   # of these only those that `key` names so
+python -m benchmarks.offline.compile --write         # and stores it, after a change of the kernels
 
 A noted launch is compiled as a real one would be: the same argument types, constants and alignments, by
 Triton and the ptxas that comes with it.
@@ -26,11 +27,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.offline.cache import CompileCache, python_files
+from benchmarks.offline.cache import CompileCache, python_files, store
 from benchmarks.offline.cases import CASES, COUNTED
+from benchmarks.paths import RESULTS, ROOT
 from tests.shared.launches import GPUS, Case, Event, Gpu, Launch, Product, flag_names, noted, specialised
 
-ROOT = Path(__file__).parents[2]
+STORED = RESULTS / "compiled.json"
 
 PRODUCTS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 INSTRUCTIONS = (*PRODUCTS, "cp.async", "ex2.approx", "st.global.v4", "ld.global.b16")
@@ -38,10 +40,11 @@ USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 
 
 @functools.cache
-def cache(arch: int) -> CompileCache:
-    """What was compiled before, by the sources of all kernels, this file and the versions of the compiler.
+def cache(arch: int, *, anew: bool = False) -> CompileCache:
+    """What was compiled before, or stored unless it is compiled anew.
 
-    Which launches there are, and with which arguments, constants and options, is not kept but found anew.
+    It is valid for the sources of all kernels and of this file, and for the versions of the compiler. Which
+    launches there are, and with which arguments, constants and options, is not kept but found anew.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -51,15 +54,22 @@ def cache(arch: int) -> CompileCache:
 
     settings = {name: x for name, x in os.environ.items() if name.startswith("TRITON_")}
     settings.pop("TRITON_CACHE_DIR", None)  # a new folder each time
-    versions = [sys.version, triton.__version__, make_backend(GPUTarget("cuda", arch, 32)).hash()]
+    versions = [
+        f"Python {sys.version_info.major}.{sys.version_info.minor}",
+        triton.__version__,
+        make_backend(GPUTarget("cuda", arch, 32)).hash(),
+    ]
     sources = python_files(*map(Path, fastqt.kernels.__path__), Path(__file__))
-    return CompileCache(sources, [*versions, *(f"{name}={x}" for name, x in sorted(settings.items()))])
+    versions += [f"{name}={x}" for name, x in sorted(settings.items())]
+    return CompileCache(sources, versions, stored=None if anew else STORED)
 
 
-def compiled(launch: Launch, gpu: Gpu, *, disassembled: bool = False) -> dict[str, Any]:
+def compiled(launch: Launch, gpu: Gpu, *, disassembled: bool = False, anew: bool = False) -> dict[str, Any]:
     """What a kernel is on a GPU: its registers a thread, bytes of memory, and how often its PTX has what."""
     asked = (launch.kernel.__name__, specialised(launch), sorted(launch.options.items()), disassembled)
-    return cache(gpu.arch).get(repr(asked), lambda: _compiled(launch, gpu, disassembled=disassembled))
+    return cache(gpu.arch, anew=anew).get(
+        repr(asked), lambda: _compiled(launch, gpu, disassembled=disassembled)
+    )
 
 
 def _compiled(launch: Launch, gpu: Gpu, *, disassembled: bool) -> dict[str, Any]:
@@ -140,13 +150,15 @@ def chosen(events: list[Event], wanted: str) -> Launch | None:
     return next((e for e in events if isinstance(e, Launch) and e.matches(wanted)), None)
 
 
-def attempt(events: list[Event], wanted: str, gpu: Gpu, *, disassembled: bool = False) -> dict[str, Any]:
+def attempt(
+    events: list[Event], wanted: str, gpu: Gpu, *, disassembled: bool = False, anew: bool = False
+) -> dict[str, Any]:
     """What became of the first launch that is wanted, or the error that did."""
     try:
         launch = chosen(events, wanted)
         if launch is None:
             return {"error": "the schedule makes no such launch"}
-        return compiled(launch, gpu, disassembled=disassembled)
+        return compiled(launch, gpu, disassembled=disassembled, anew=anew)
     except Exception as error:  # Triton raises what it likes: whoever asked shows it in place of the figures
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -163,12 +175,13 @@ def cost(case: Case, gpu: Gpu) -> dict[str, float]:
     return {"launches": len(events), "products": terms / (case.N**2 * case.D)}
 
 
-def compile_all(only: Collection[str] | None = None) -> dict[str, Any]:
+def compile_all(only: Collection[str] | None = None, *, anew: bool = False) -> dict[str, Any]:
     """The names of all kernels that are launched, specialisations by `key`, and what the losses cost.
 
     Args:
         only: keys of the specialisations that are compiled; by default all are. The constants of all are
             returned in either case.
+        anew: do not take what is stored.
     """
     constants, specialisations = {}, {}
     for gpu in GPUS:
@@ -181,14 +194,14 @@ def compile_all(only: Collection[str] | None = None) -> dict[str, Any]:
                 if launch is not None:
                     constants[name] = {"kernel": launch.kernel.__name__, "flags": launch.flags}
                 if only is None or name in only:
-                    specialisations[name] = attempt(events, wanted, gpu)
+                    specialisations[name] = attempt(events, wanted, gpu, anew=anew)
     costs = {key(gpu, case, "cost"): cost(case, gpu) for gpu in GPUS for case in COUNTED}
     return {"kernels": kernels(), "constants": constants, "specialisations": specialisations, "costs": costs}
 
 
-def in_a_process_of_its_own(only: Collection[str]) -> dict[str, Any]:
+def in_a_process_of_its_own(only: Collection[str], *, anew: bool = False) -> dict[str, Any]:
     """`compile_all`, from where Triton interprets."""
-    command = [sys.executable, "-m", "benchmarks.offline.compile", "--only", *only]
+    command = [sys.executable, "-m", "benchmarks.offline.compile", *["--anew"] * anew, "--only", *only]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(run.stdout)
 
@@ -196,5 +209,12 @@ def in_a_process_of_its_own(only: Collection[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", metavar="KEY", help="compile these specialisations alone")
+    parser.add_argument("--anew", action="store_true", help="do not take what is stored")
+    parser.add_argument("--write", action="store_true", help=f"store {STORED.name}")
+    options = parser.parse_args()
+    if options.write and options.only is not None:
+        parser.error("--write stores all specialisations, and --only compiles some")
     with compiler():
-        print(json.dumps(compile_all(parser.parse_args().only), indent=1))
+        print(json.dumps(compile_all(options.only, anew=options.anew), indent=1))
+        if options.write:
+            store((cache(gpu.arch, anew=options.anew) for gpu in GPUS), STORED)

@@ -1,16 +1,19 @@
 """The Triton kernels compiled for GPUs that are not here: no register spills, tensor cores are used.
 
-`make test` compiles one specialisation of each kernel for one GPU, `make test-all` every one for all GPUs.
+What the compiler said is stored with the sources that it was said of; after a change of the kernels all that
+a test looks at is compiled anew. `make test` looks at one specialisation of each kernel for one GPU, `make
+test-all` at every one for all GPUs.
 """
 
 import itertools
 import json
+import random
 import shutil
 
 import pytest
 
 from benchmarks.offline import amd, small_nvidia
-from benchmarks.offline.cache import CompileCache, python_files
+from benchmarks.offline.cache import CompileCache, python_files, store
 from benchmarks.offline.cases import CASES, COUNTED
 from benchmarks.offline.compile import in_a_process_of_its_own, key
 from benchmarks.paths import ROOT
@@ -68,6 +71,17 @@ def found(request):
     calls = [item.callspec.params for item in items if hasattr(item, "callspec")]
     return in_a_process_of_its_own(
         sorted({key(call["gpu"], call["case"], call["wanted"]) for call in calls if "wanted" in call})
+    )
+
+
+@pytest.mark.slow
+def test_the_compiler_says_what_is_stored(found):
+    """Of some specialisations, which are others after each change of the kernels."""
+    draw = random.Random(str(sorted(found["constants"].items())))
+    names = [p.id for p in draw.sample(SPECIALISATIONS, 6)]
+    assert (
+        in_a_process_of_its_own(names, anew=True)["specialisations"]
+        == (in_a_process_of_its_own(names)["specialisations"])
     )
 
 
@@ -206,6 +220,20 @@ def test_a_change_to_any_source_or_compiler_is_compiled_anew(tmp_path):
     assert is_compiled(("triton 2", "ptxas 1"))
     assert is_compiled(("triton 1", "ptxas 2"))
     assert is_compiled(key="another kernel")
+
+    # What is stored is taken as long as it is of these sources and this compiler.
+    path = tmp_path / "stored.json"
+    cache = CompileCache(python_files(kernels), ["triton 1"], tmp_path / "cache")
+    cache.get("a kernel", lambda: {"registers": 7})
+    store([cache], path)
+    shutil.rmtree(tmp_path / "cache")
+    for versions, registers in ((["triton 1"], 7), (["triton 2"], 8)):
+        cache = CompileCache(python_files(kernels), versions, tmp_path / "cache", path)
+        assert cache.get("a kernel", lambda: {"registers": 8}) == {"registers": registers}
+        assert cache.get("another kernel", lambda: {"registers": 9}) == {"registers": 9}
+    (kernels / "new.py").write_text("# changed\n")
+    cache = CompileCache(python_files(kernels), ["triton 1"], tmp_path / "cache", path)
+    assert cache.get("a kernel", lambda: {"registers": 8}) == {"registers": 8}
 
     cache = CompileCache(python_files(kernels), [], tmp_path / "cache")
     with pytest.raises(ZeroDivisionError):
