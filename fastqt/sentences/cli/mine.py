@@ -14,7 +14,7 @@ LIMITS = ("range_max", "max_score", "min_score", "absolute_margin", "relative_ma
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(AnyEncoding, MineOptions):
-    """Each line of PAIRS is a query, a tab and its positive.
+    """Each line of PAIRS is a query, a tab and its positive, or a row of a table with columns of these names.
 
     Negatives are near to the query among the positives of other queries and the sentences of --corpus. What
     is written is read by train --model pairs and by train --model simcse.
@@ -22,7 +22,9 @@ class Mine(AnyEncoding, MineOptions):
 
     title: ClassVar[str] = "find hard negatives for pairs of texts, to train on"
 
-    pairs: tuple[str, ...] = option(help=".tsv files; - is standard input", file="PAIRS", positional=True)
+    pairs: tuple[str, ...] = option(
+        help=".tsv, .csv, .jsonl or .parquet files; - is standard input", file="PAIRS", positional=True
+    )
     out: str = option(help="file to write", file="X.tsv")
     corpus: tuple[str, ...] = option((), "text files of further candidates", file="FILE", spaced=True)
     format: Literal["tuples", "triplets"] = option(

@@ -30,8 +30,9 @@ class Train(Command):
 
     They may be compressed as .gz or .xz. Each row of a .parquet or .arrow file, or of a folder that the
     datasets library wrote, is a sentence. With --model pairs each line is a query, its positive and any hard
-    negatives, with tabs between them. With --model simcse or mixcse so is each line of a .tsv file, but
-    mixcse has no hard negatives.
+    negatives, with tabs between them, or the columns of these names of a .csv, .jsonl, .parquet or .arrow
+    file. With --model simcse or mixcse so is each line of a .tsv, .csv or .jsonl file, but mixcse has no hard
+    negatives.
     """
 
     title: ClassVar[str] = "train a model on text"

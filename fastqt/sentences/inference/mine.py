@@ -17,8 +17,8 @@ from fastqt.sentences.options.commands import MineOptions
 from fastqt.sentences.runs.files import check_can_be_written, check_ending, write_atomically
 from fastqt.sentences.runs.lexicon import check_is_not_read
 from fastqt.sentences.text import read_blocks
-from fastqt.sentences.text.batches import read_triplets
 from fastqt.sentences.text.reader import check_bytes, check_stdin_once
+from fastqt.sentences.text.rows import read_triplets
 
 ENDING = ".tsv"
 QUERIES = 1024  # that are searched at a time

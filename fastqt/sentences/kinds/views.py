@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fastqt.nn import Encoder, MaskedWordHead
     from fastqt.nn.masked_words import TokenEncoder
 
-# Files of rows, of which each is an anchor, its positive and any hard negatives, with tabs between them.
-ROWS = (".tsv", ".tsv.gz", ".tsv.xz")
+# Files of rows, of which each is an anchor, its positive and any hard negatives.
+ROWS = tuple(f".{kind}{packed}" for kind in ("tsv", "csv", "jsonl") for packed in ("", ".gz", ".xz"))
 LARGEST_SCALE = 100.0  # that of CLIP
 
 BatchSampler: TypeAlias = Literal["random", "no-duplicates"]
@@ -148,7 +148,7 @@ class ViewsKind(Kind[V]):
 
     def _check_files(self, config: V) -> None:
         """Checks that all files have rows or none has."""
-        wanted = f"{', '.join(ROWS[:2])} or {ROWS[2]}"
+        wanted = ".tsv, .csv or .jsonl, perhaps with .gz or .xz"
         others = [name for name in config.corpus if not name.endswith(ROWS)]
         if 0 < len(others) < len(config.corpus):
             raise InputError(

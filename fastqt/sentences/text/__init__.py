@@ -9,9 +9,9 @@ from fastqt.sentences.text.batches import (
     Span,
     TripletCorpus,
     batches,
-    read_triplets,
 )
 from fastqt.sentences.text.reader import Block, Position, read_blocks
+from fastqt.sentences.text.rows import read_triplets
 from fastqt.sentences.text.vocabulary import Lexicon, Vocabulary
 
 __all__ = [

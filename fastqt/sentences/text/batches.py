@@ -14,10 +14,9 @@ from torch import Tensor
 from fastqt.errors import InputError
 from fastqt.nn.tokens import Encoded, pad
 from fastqt.sentences.text.duplicates import fingerprints
-from fastqt.sentences.text.reader import Block, Position, numbered_lines, read_blocks
+from fastqt.sentences.text.reader import Block, Position, read_blocks
+from fastqt.sentences.text.rows import read_triplets
 from fastqt.sentences.text.vocabulary import Lexicon
-
-ROWS_TOGETHER = 4096  # rows that are read, and encoded, at a time
 
 
 class Batch(NamedTuple):
@@ -252,46 +251,6 @@ class Prompts(NamedTuple):
     def of_rows(self, rows: Sequence[Sequence[str]]) -> list[list[str]]:
         """Rows with the prompts in front: the first text of a row is a query, the others are documents."""
         return [[self.query + query, *map(self.document.__add__, texts)] for query, *texts in rows]
-
-
-def read_triplets(files: Sequence[str], width: int | None = None) -> Iterator[list[list[str]]]:
-    """Streams the rows of files in which tabs separate an anchor, its positive and any hard negatives.
-
-    The files are as in `fastqt.sentences.text.read_blocks`. All rows have as many columns, by default as the
-    first one, at least 2, and text in each. White space around a text is removed. Lines that are blank are no
-    rows.
-    """
-    rows: list[list[str]] = []
-    first = f"{width} columns"
-
-    for path in files:
-        for number, line in numbered_lines(path):
-            if not line.strip():
-                continue
-
-            row = [text.strip() for text in line.split("\t")]
-            if len(row) < 2:
-                raise InputError(
-                    f"{path}: line {number}: want an anchor, a positive and any hard negatives with a "
-                    "tab between them, got 1 column"
-                )
-
-            if width is None:
-                width, first = len(row), f"{len(row)} columns as in line {number} of {path}"
-            if len(row) != width:
-                raise InputError(f"{path}: line {number}: want {first}, got {len(row)}")
-            if not all(row):
-                raise InputError(
-                    f"{path}: line {number}: want text in each column, got none in column {row.index('') + 1}"
-                )
-
-            rows.append(row)
-            if len(rows) == ROWS_TOGETHER:
-                yield rows
-                rows = []
-
-    if rows:
-        yield rows
 
 
 class TripletCorpus(Corpus):

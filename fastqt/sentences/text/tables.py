@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ READ_BYTES = 1 << 18  # of text that are handed on together
 LONGEST_CELL = 1 << 20  # bytes, as of a line of text
 TEXTS = ("string", "large_string", "string_view")
 FILE_MAGIC = b"ARROW1"  # a file of Arrow's other format, a stream, begins otherwise
+
+NamesOf = Callable[[Any, Path], list[str]]  # the columns to read, by the schema of a file
 
 
 def is_table(path: str) -> bool:
@@ -67,9 +69,13 @@ def read_rows(path: str, column: str | None, start: int = 0) -> Iterator[tuple[l
     so is a cell longer than 1 MiB.
     """
     before = 0
+
+    def names_of(schema: Any, file: Path) -> list[str]:
+        return [_name(schema, column, file)]
+
     for file in data_files(path):
         with _errors_in_words(file):
-            for batch in (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, column):
+            for batch in (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, names_of):
                 for first in range(max(start - before, 0), batch.num_rows, ROWS):
                     array = _checked(batch.slice(first, ROWS).column(0))
                     for begin, end in _cuts(array, before + first, path):
@@ -79,23 +85,46 @@ def read_rows(path: str, column: str | None, start: int = 0) -> Iterator[tuple[l
                 before += batch.num_rows
 
 
-def _of_parquet(file: Path, column: str | None) -> Iterator[Any]:
+def read_columns(
+    path: str, choose: Callable[[Sequence[str], Path], list[str]]
+) -> Iterator[tuple[int, list[str]]]:
+    """Streams the rows of a table: the number of each, and its texts in the columns that are chosen.
+
+    `choose` gets the names of all columns of text, and the file. A cell without a value is "".
+    """
+    before = 0
+
+    def names_of(schema: Any, file: Path) -> list[str]:
+        return choose([each.name for each in schema if _is_text(each.type)], file)
+
+    for file in data_files(path):
+        with _errors_in_words(file):
+            for batch in (_of_parquet if file.suffix == ".parquet" else _of_arrow)(file, names_of):
+                for first in range(0, batch.num_rows, ROWS):
+                    part = batch.slice(first, ROWS)
+                    columns = [_checked(column).to_pylist() for column in part.columns]
+                    for row, cells in enumerate(zip(*columns, strict=True)):
+                        yield before + first + row + 1, [text or "" for text in cells]
+                before += batch.num_rows
+
+
+def _of_parquet(file: Path, names_of: NamesOf) -> Iterator[Any]:
     _library(file)
     parquet = importlib.import_module("pyarrow.parquet")
     # The buffer makes it read one page after the other, not the whole column of a row group.
     with parquet.ParquetFile(file, memory_map=True, pre_buffer=False, buffer_size=READ_BYTES) as reader:
-        names = [_name(reader.schema_arrow, column, file)]
+        names = names_of(reader.schema_arrow, file)
         for batch in reader.iter_batches(ROWS, columns=names, use_threads=False):
             yield batch.select(names)
 
 
-def _of_arrow(file: Path, column: str | None) -> Iterator[Any]:
+def _of_arrow(file: Path, names_of: NamesOf) -> Iterator[Any]:
     arrow = _library(file)
     with arrow.memory_map(str(file)) as source:
         is_file = source.read(len(FILE_MAGIC)) == FILE_MAGIC
         source.seek(0)
         reader = arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
-        names = [_name(reader.schema, column, file)]
+        names = names_of(reader.schema, file)
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
             yield batch.select(names)
 

@@ -18,7 +18,7 @@ from fastqt.options import Quantization
 from fastqt.quantization import quantization_ranges, quantized
 from fastqt.sentences.metrics import ranking_figures, view_figures
 from fastqt.sentences.text import Batch, Sample
-from fastqt.sentences.text.batches import ROWS_TOGETHER
+from fastqt.sentences.text.rows import ROWS_TOGETHER
 from fastqt.sentences.text.vectors import map_rows
 from fastqt.sentences.train.objectives import Measured, group_options
 from fastqt.sentences.train.ranks import Share

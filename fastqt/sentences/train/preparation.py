@@ -102,8 +102,8 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
         raise InputError(
             "column: want a corpus of .parquet or .arrow files or folders of the datasets library"
         )
-    if config.reads_rows and any(map(is_table, corpus)):
-        raise InputError("corpus: want files of rows with tabs between their texts, got a table or a folder")
+    if config.column is not None and config.reads_rows:
+        raise InputError("column: want none for rows, whose columns go by names: query, positive, negative")
     sizes, digests = zip(*map(_identify, _files(config, corpus)), strict=True)
     progress = Progress(corpus_bytes=sizes, corpus_digests=digests)
 

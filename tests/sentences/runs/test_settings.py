@@ -153,7 +153,7 @@ REFUSED = [
         SIMCSE | {"hard_negative_weight": 1.0},
         "hard_negative_weight: want 0.0 with model simcse",
     ),
-    (SIMCSE | {"corpus": ("a.tsv", "b.txt")}, "corpus: want all .* .tsv, .tsv.gz or .tsv.xz, got 'b.txt'"),
+    (SIMCSE | {"corpus": ("a.tsv", "b.txt")}, "corpus: want all .* .tsv, .csv or .jsonl, .*, got 'b.txt'"),
     (SIMCSE | {"corpus": ("a.tsv",), "valid": "held.txt"}, "valid: want rows as the corpus has,"),
     (SIMCSE | {"valid": "held.tsv"}, "valid: want sentences, got 'held.tsv'"),
     (

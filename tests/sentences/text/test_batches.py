@@ -1,7 +1,6 @@
 """Sentences against text read as a whole, batches against slices of lists, resuming, memory, rows."""
 
 import gzip
-import importlib
 import lzma
 import random
 import tracemalloc
@@ -23,8 +22,6 @@ from fastqt.sentences.text import (
     reader,
 )
 from fastqt.sentences.text.batches import equal_shares, span_batches, split
-
-module = importlib.import_module("fastqt.sentences.text.batches")  # a function has its name
 
 
 @pytest.fixture
@@ -189,7 +186,7 @@ TEXT = (
     ("ending", "opener"), [(".tsv", open), (".tsv.gz", gzip.open), (".tsv.xz", lzma.open)]
 )
 def test_rows_of_all_files_are_read_in_order(tmp_path, monkeypatch, ending, opener, together):
-    monkeypatch.setattr(module, "ROWS_TOGETHER", together)
+    monkeypatch.setattr("fastqt.sentences.text.rows.ROWS_TOGETHER", together)
     path = str(tmp_path / f"rows{ending}")
     with opener(path, "wb") as file:
         file.write(TEXT.encode())

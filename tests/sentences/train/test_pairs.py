@@ -244,7 +244,6 @@ def test_files_that_a_loss_cannot_use_are_refused(tmp_path):
         ("ragged", {}, "ragged.tsv: line 2: want 2 columns as in line 1 of .*, got 3"),
         ("empty", {}, "empty.tsv: line 2: want text in each column, got none in column 2"),
         ("one", {}, "one.tsv: line 1: want an anchor, a positive and any hard negatives"),
-        ("rows", {"corpus": ("rows.parquet",)}, "corpus: want files of rows with tabs .*, got a table"),
         ("rows", {"batch_size": 61}, "the corpus is shorter than a batch: 60 sentences"),
         ("rows", {"teacher": paths[:2]}, "teacher: want a file for each of the 3 columns .*, got 2"),
         ("rows", taught("short"), "teacher: want a vector for each of the 60 rows"),
