@@ -29,7 +29,7 @@ LIMITS = {
     "packs": (0, 5),
     "unbroken_bodies": (2, 39),
     "row_scores": (11, 10),
-    "vague_names": (247, 0),
+    "vague_names": (244, 0),
     "forwarded": (38, 44),
     "option_records": (2, 1),
     "checks_in_bodies": (0, 0),

@@ -109,6 +109,7 @@ def _of_jsonl(path: str) -> Numbered:
             values = None
         if not isinstance(values, dict):
             raise InputError(f"{path}: {where}: want an object of JSON, got {line!r:.100}")
+
         names = names or chosen_columns(list(values), path)
         texts: list[Any] = []
         for name in names:
