@@ -17,26 +17,15 @@ from fastqt.promises import directions
 from fastqt.promises import ends as ends
 from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
+from fastqt.promises.calls import called
+from fastqt.promises.in_place import changed_by_rule, changes_in_place
 from fastqt.promises.masks import IN_PLACE, MADE, RULES_OF_MASKS, changed_in_place, promised_mask
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.patterns import Pattern
 from fastqt.promises.products import PRODUCTS, Side, product_of
-from fastqt.promises.promise import (
-    Promise,
-    Watch,
-    answered,
-    by_rule,
-    called,
-    changed_by_rule,
-    changes_in_place,
-    is_settled,
-    promised,
-    promises_in,
-    settled,
-    state_of,
-    waits,
-)
+from fastqt.promises.promise import Promise, is_settled, promised, promises_in, settled, waits
 from fastqt.promises.report import Report
+from fastqt.promises.rules import Watch, answered, by_rule, state_of
 from fastqt.promises.scores import Scores, UnitRows
 from fastqt.promises.state import State, before_change, mapped, parts
 from fastqt.promises.terms import RULES_OF_TERMS, RowTerm

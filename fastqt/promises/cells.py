@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fastqt.promises import walk
 from fastqt.promises.ends import like, loss_of_targets
-from fastqt.promises.promise import RULES, Promise, View, known
+from fastqt.promises.promise import Promise, known
 from fastqt.promises.rows import FEW, taken
+from fastqt.promises.rules import RULES, View
 from fastqt.promises.scores import Diagonal, LogProbabilities
 
 T = Tensor

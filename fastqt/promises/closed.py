@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fastqt.promises.patterns import Pattern
-from fastqt.promises.promise import RULES, Promise, View, known
+from fastqt.promises.promise import Promise, known
+from fastqt.promises.rules import RULES, View
 from fastqt.promises.scores import Exponentials, Meaning, Product, Scores, is_number, replace
 
 T = Tensor

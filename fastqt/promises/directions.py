@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fastqt.losses.clip import losses_of_directions
-from fastqt.promises.promise import Box, Promise, Watch, become_tensor, promised, state_of, waits
+from fastqt.promises.promise import Box, Promise, become_tensor, promised, waits
+from fastqt.promises.rules import Watch, state_of
 from fastqt.promises.scores import Meaning, Product, UnitRows, equal, is_number
 from fastqt.promises.state import State
 

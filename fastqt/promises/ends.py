@@ -18,7 +18,8 @@ from fastqt.promises import closed
 from fastqt.promises.directions import PairLoss, can_wait
 from fastqt.promises.notes import are_row_numbers
 from fastqt.promises.patterns import Pattern
-from fastqt.promises.promise import RULES, Promise, known
+from fastqt.promises.promise import Promise, known
+from fastqt.promises.rules import RULES
 from fastqt.promises.scores import (
     Exponentials,
     LogProbabilities,

@@ -15,7 +15,8 @@ from torch import Tensor
 from fastqt.promises.closed import TURNS, TURNS_BY_DIMS, turns
 from fastqt.promises.notes import are_row_numbers
 from fastqt.promises.patterns import Equality, Pattern, constant, of_diagonal, union
-from fastqt.promises.promise import Promise, View, known, promised
+from fastqt.promises.promise import Promise, known, promised
+from fastqt.promises.rules import View
 from fastqt.promises.state import State, functions, mapped, parts
 
 T = Tensor
@@ -72,7 +73,7 @@ def _equal(a: Any = None, b: Any = None, **named: Any) -> Pattern | None:
     return None
 
 
-_IS_EQUAL = torch.tensor([False, True])
+_IS_EQUAL = torch.tensor([False, True], device="cpu")
 
 
 def _copied(ids: Tensor) -> Tensor:
@@ -152,6 +153,8 @@ def _of_tables(function: Function) -> None:
             return known(x, Pattern).tables_of(equalities) if isinstance(x, Promise) else x
 
         table_of_all = function(*mapped(args, table), **{name: mapped(x, table) for name, x in named.items()})
+        if type(table_of_all) is not Tensor or table_of_all.dim() != max(len(equalities), 1):
+            return NotImplemented  # such as `torch.where` of a mask alone
         is_conversion = len(args) == 1 and not named and function.__name__ in _CONVERT
         if is_conversion and table_of_all.dtype == masks[0].dtype:
             return args[0]  # What has the dtype already is the tensor itself.
@@ -243,7 +246,7 @@ def scattered(x: Any, dim: Any, index: Any, value: Any = None, **named: Any) -> 
 
 def _where_equal(mask: Pattern, equality: Equality, value: float) -> Pattern:
     """A mask of which the cells where something is equal are a number."""
-    equalities = union([mask, Pattern(mask.size, (equality,), torch.zeros(2), mask.device)])
+    equalities = union([mask, Pattern(mask.size, (equality,), torch.zeros(2, device="cpu"), mask.device)])
     table = mask.tables_of(equalities).clone()
     place = next(i for i, x in enumerate(equalities) if x.is_same(equality))
     table.select(place, 1).fill_(value)

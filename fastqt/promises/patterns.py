@@ -215,7 +215,7 @@ class Pattern(Meaning):
         return rows[order], columns[order], weights[order]
 
 
-_IDENTITY = torch.tensor([0, 1])
+_IDENTITY = torch.tensor([0, 1], device="cpu")
 
 
 def of_diagonal(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Pattern:

@@ -1,4 +1,4 @@
-"""A tensor that is not there yet, and what becomes of functions that a program calls with it.
+"""A tensor that is not there yet, its place in autograd's graph, and how it becomes the tensor.
 
 A promise is asked for shape and dtype without an answer being computed. What wants its cells gets those of
 the program itself: the functions that it called are called then, with their gradients.
@@ -6,35 +6,17 @@ the program itself: the functions that it called are called then, with their gra
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fastqt.promises.report import Report
 from fastqt.promises.scores import Meaning, UnitRows
-from fastqt.promises.state import Function, State, before_change, mapped, parts
+from fastqt.promises.state import Function, State, mapped, parts
 
-# What a promise answers itself, as the tensor would that it stands for.
-_ANSWERED = {
-    getattr(Tensor, name).__get__
-    for name in (
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "layout",
-        "is_cuda",
-        "requires_grad",
-        "is_leaf",
-        "grad_fn",
-    )
-} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.is_floating_point}
-# What is of the tensor itself, so that everything has to go through it from then on.
-_PINS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_}
+_LISTS = (tuple, list)
 
 
 class Box:
@@ -71,6 +53,7 @@ class Promise(Tensor):
     """A tensor of which no cell is there; see `Box`."""
 
     box: Box
+    called: ClassVar[Function]  # what a function gives of promises outside of a block; see calls.py
 
     @staticmethod
     def __new__(cls, box: Box, shape: tuple[int, ...], dtype: torch.dtype) -> Promise:
@@ -80,7 +63,7 @@ class Promise(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return called(func, args, kwargs or {}, SILENT)
+        return cls.called(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own stub has another signature
@@ -214,91 +197,6 @@ def settled(x: Any) -> Any:
     return x.box.settled
 
 
-class View:
-    """A rule's answer that shares its cells with the promise that it is made of."""
-
-    def __init__(self, meaning: Meaning) -> None:
-        self.meaning = meaning
-
-
-class Several:
-    """A rule's answer of several tensors.
-
-    Attributes:
-        answers: by the function of the same arguments that gives it, each answer.
-        joined: what the program gets of the promises.
-    """
-
-    def __init__(self, answers: list[tuple[Function, Meaning]], joined: Callable[..., Any]) -> None:
-        self.answers, self.joined = answers, joined
-
-
-class Rules:
-    """By function, what it makes of promises: another meaning, a `View`, a tensor, or NotImplemented.
-
-    Attributes:
-        of: the rules.
-        taken: the call of fastqt that the last rule has made; "" for none.
-        in_place: by a function that changes its first argument, the one that gives the result.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[Function, Function] = {}
-        self.taken = ""
-        self.in_place: dict[Function, Function] = {}
-
-    def rule(self, *functions: Function) -> Callable[[Function], Function]:
-        def add(rule: Function) -> Function:
-            for function in functions:
-                self.of[function] = rule
-            return rule
-
-        return add
-
-
-RULES = Rules()
-
-
-class Watch:
-    """Who is told of what becomes of promises.
-
-    Attributes:
-        report: of the block; None outside.
-        live: the promises of the block.
-        losses: those that may wait for another direction.
-        strict: whether cells that are computed are an error.
-    """
-
-    def __init__(self, report: Report | None = None, *, strict: bool = False) -> None:
-        self.report, self.strict = report, strict
-        self.live: weakref.WeakSet[Box] = weakref.WeakSet()
-        self.losses: list[weakref.ref[Box]] = []
-
-    def fused(self, function: str, by: str) -> None:
-        if self.report is not None:
-            self.report.add(function, by)
-
-    def computes(self, function: str, promise: Promise) -> None:
-        state = promise.box.state
-        if state.cells is not None or state.meaning is None:
-            return
-        size = promise.numel() * promise.dtype.itemsize
-        if self.report is not None:
-            self.report.add(function, bytes_of_cells=size)
-        self.allow(function, tuple(promise.shape))
-
-    def allow(self, function: str, shape: tuple[int, ...]) -> None:
-        """Raises RuntimeError where a function may not have the cells of a matrix of this shape."""
-        if self.strict:
-            raise RuntimeError(
-                f"fastqt.fused(strict=True): {function} wants the cells of a score matrix, {shape}"
-            )
-
-
-SILENT = Watch()
-_LISTS = (tuple, list)
-
-
 def known(x: Any, kind: type[Any] = Meaning) -> Any:
     """What is known of a promise, if it is of this kind; None of anything else."""
     if not isinstance(x, Promise):
@@ -317,207 +215,3 @@ def promises_in(*several: Iterable[Any]) -> list[Promise]:
             elif y is not None and isinstance(y, _LISTS):
                 promises += promises_in(y)
     return promises
-
-
-def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
-    """What a function gives of arguments among which are promises."""
-    if func in _ANSWERED and (not isinstance(args[0], Promise) or args[0].box.state.meaning is not None):
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-    promises = promises_in(args, kwargs.values())
-    for x in promises:
-        if is_settled(x):
-            args, kwargs = mapped(args, settled), {key: mapped(x, settled) for key, x in kwargs.items()}
-            promises = promises_in(args, kwargs.values())
-            break
-    if not promises:
-        return func(*args, **kwargs)
-    name = getattr(func, "__name__", str(func))
-    if func in _PINS and isinstance(args[0], Promise):
-        args[0].box.state.computed()
-        args[0].box.state.pin()
-    elif kwargs.get("out") is not None:
-        return _into(func, name, args, kwargs, watch)
-    elif args and isinstance(args[0], Promise) and changes_in_place(func, kwargs):
-        return _in_place(func, name, args, kwargs, watch)
-    else:
-        answer = by_rule(func, args, kwargs, watch, promises)
-        if answer is not NotImplemented:
-            return answer
-
-    def cells(x: Any) -> Any:
-        if not isinstance(x, Promise):
-            return x
-        state = x.box.state
-        value = None
-        if state.known is not None:
-            RULES.taken = ""
-            with state.modes(grad=state.grad):
-                value = state.known.value()
-            if RULES.taken:
-                watch.fused(name, RULES.taken)
-        if value is not None:
-            state.keep(value.to(x.dtype))
-        elif state.meaning is None or state.meaning.is_matrix:
-            watch.computes(name, x)
-        return state.computed()
-
-    return func(*mapped(args, cells), **{key: mapped(x, cells) for key, x in kwargs.items()})
-
-
-def by_rule(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, promises: list[Promise]) -> Any:
-    """What a rule makes of a function that changes nothing; NotImplemented where none has an answer.
-
-    Args:
-        promises: those among the arguments, the first of which gives the dtype and is what views are of.
-    """
-    rule = RULES.of.get(func)
-    if rule is None:
-        return NotImplemented
-    RULES.taken = ""
-    answer = rule(*args, **kwargs)
-    if watch.report is None and isinstance(answer, Meaning) and answer.comes_first:
-        # Nothing comes after it that it could wait for.
-        value = answer.value()
-        answer = NotImplemented if value is None else value
-    if answer is NotImplemented:
-        return answer
-    if not isinstance(answer, Meaning | View | Several):
-        for x in promises:
-            if x.box.state.cells is None:
-                x.box.state.check()
-    if RULES.taken:
-        watch.fused(getattr(func, "__name__", str(func)), RULES.taken)
-    return answered(answer, func, args, kwargs, watch, promises[0])
-
-
-def changes_in_place(func: Function, kwargs: dict[str, Any]) -> bool:
-    """Whether a function changes its first argument, or one named `out`."""
-    changes = _CHANGES.get(func)
-    if changes is None:
-        changes = _changes_its_first(func)
-        if not torch.compiler.is_compiling():  # A graph depends on no dictionary that grows.
-            _CHANGES[func] = changes
-    return changes or kwargs.get("out") is not None
-
-
-_CHANGES: dict[Function, bool] = {}  # functions that are known
-
-
-def _changes_its_first(func: Function) -> bool:
-    """Whether a function changes its first argument, as its name says."""
-    name = getattr(func, "__name__", "")
-    operator = (
-        name.startswith("__i") and name.endswith("__") and name not in ("__index__", "__int__", "__invert__")
-    )
-    named = name.endswith("_") and not name.endswith("__")
-    return named or operator or name in ("__setitem__", "__set__")
-
-
-def states(args: Any) -> Any:
-    """Arguments of a function with states in place of promises."""
-    several = [x.box.state if type(x) is Promise else states(x) if isinstance(x, _LISTS) else x for x in args]
-    return several if isinstance(args, list) else tuple(several)
-
-
-def state_of(
-    func: Function, args: Any, kwargs: dict[str, Any], meaning: Meaning, sources: tuple[Tensor, ...] = ()
-) -> State:
-    """The state of what a function makes of arguments, of which this is known."""
-    keywords = dict(zip(kwargs, states(kwargs.values()), strict=True)) if kwargs else {}
-    meaning = meaning if torch.is_grad_enabled() else meaning.detached()
-    return State(func, states(args), keywords, meaning, sources)
-
-
-def answered(
-    answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, first: Promise
-) -> Any:
-    """What a program gets for a rule's answer to a function whose first promise is this one."""
-    if isinstance(answer, Several):
-        each = [answered(meaning, part, args, kwargs, watch, first) for part, meaning in answer.answers]
-        return answer.joined(each)
-    base = None
-    if isinstance(answer, View):
-        answer, base = answer.meaning, first.box
-    if not isinstance(answer, Meaning):
-        return answer
-    state = state_of(func, args, kwargs, answer)
-    promise = promised(state, answer.dtype or first.box.dtype, base)
-    if answer.by:
-        state.reports = functools.partial(watch.fused, getattr(func, "__name__", ""))
-    watch.live.add(promise.box)
-    return promise
-
-
-def _into(func: Function, name: str, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
-    """A function that writes its result to `out`."""
-    out, others = kwargs["out"], {key: x for key, x in kwargs.items() if key != "out"}
-    if isinstance(out, Promise):
-
-        def into(target: Tensor, *rest: Any, **named: Any) -> Any:
-            return func(*rest, **named, out=target)
-
-        return _in_place(into, name, (out, *args), others, watch)
-    args, others = mapped(args, _cells), {key: mapped(x, _cells) for key, x in others.items()}
-    return func(*args, **others, out=out)
-
-
-def _cells(x: Any) -> Any:
-    return x.box.state.computed() if isinstance(x, Promise) else x
-
-
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
-
-
-def changed_by_rule(func: Function, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a promise, the first argument, stands for what a function in place makes of it from now on."""
-    promise, box = args[0], args[0].box
-    alone = box.base is None and not box.views
-    instead = RULES.in_place.get(func)
-    rule = None if instead is None else RULES.of.get(instead)
-    has_new_leaf = torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in parts((args[1:], tuple(kwargs.values())))
-    )
-    if not alone or rule is None or instead is None or has_new_leaf:
-        return False
-    answer = rule(*args, **kwargs)
-    is_same = isinstance(answer, Meaning) and tuple(answer.shape) == tuple(promise.shape)
-    if not is_same or answer.dtype not in (None, promise.dtype):
-        return False
-    box.state = state_of(instead, args, kwargs, answer)
-    return True
-
-
-def _in_place(func: Function, name: str, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
-    """A function that changes its first argument, a promise."""
-    promise, box = args[0], args[0].box
-    if changed_by_rule(func, args, kwargs):
-        return promise
-
-    family = box.base or box
-    watch.computes(name, promise)
-    for each in (family, *family.views):
-        if each.state.cells is not None:
-            each.state.keep(each.state.cells)
-    # What was made of the old cells keeps them.
-    for other in [*watch.live, family]:
-        other.state.computed()
-    for view in family.views:
-        # Its value may have come from what is known of it.
-        if view.state.meaning is not None and not _share_memory(
-            view.state.computed(), family.state.computed()
-        ):
-            view.state = State(
-                view.state.function, (family.state, *view.state.args[1:]), view.state.keywords, None
-            )
-            view.state.computed()
-    target = box.state.computed()
-    before_change([target])
-    rest, named = mapped(args[1:], _cells), {key: mapped(x, _cells) for key, x in kwargs.items()}
-    with torch._C.DisableTorchFunctionSubclass():
-        func(target, *rest, **named)
-    for each in (family, *family.views):
-        each.state.pin()
-        each.state.keep(each.state.computed())
-    return promise

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fastqt.promises import ends as ends
 from fastqt.promises import walk
-from fastqt.promises.promise import RULES, Promise, Several, View, known
+from fastqt.promises.promise import Promise, known
+from fastqt.promises.rules import RULES, Several, View
 from fastqt.promises.scores import RowTerms, Scores
 from fastqt.promises.state import State, functions, mapped, parts
 from fastqt.promises.terms import Largest, RowTerm

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fastqt.promises import closed, walk
-from fastqt.promises.promise import Promise, View
+from fastqt.promises.promise import Promise
 from fastqt.promises.rows import FEW, also, taken
+from fastqt.promises.rules import View
 from fastqt.promises.scores import Diagonal
 from fastqt.promises.state import State, functions
 from fastqt.promises.walk import HOWS, ROWS, How, Parts, Walked, Window

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastqt.promises.promise import View, known
+from fastqt.promises.promise import known
+from fastqt.promises.rules import View
 from fastqt.promises.scores import Meaning, RowTerms, Scores, replace
 from fastqt.promises.state import Function, State
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from fastqt.norms import LEAST_NORM
 from fastqt.promises import closed
 from fastqt.promises.notes import are_norms
-from fastqt.promises.promise import Promise, View, known
+from fastqt.promises.promise import Promise, known
+from fastqt.promises.rules import View
 from fastqt.promises.scores import UnitRows, is_number, replace
 from fastqt.promises.state import autocast_of
 from fastqt.torch_modes import PLAIN

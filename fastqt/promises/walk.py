@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fastqt.promises.patterns import Pattern
-from fastqt.promises.promise import RULES, Promise, known
-from fastqt.promises.promise import state_of as state_of
+from fastqt.promises.promise import Promise, known
+from fastqt.promises.rules import RULES
+from fastqt.promises.rules import state_of as state_of
 from fastqt.promises.scores import Diagonal, Meaning, Product, Scores, UnitRows, equal, products
 from fastqt.promises.state import HOLDERS, State, with_numbers
 from fastqt.promises.terms import RowTerm

@@ -309,7 +309,7 @@ USES: dict[str, Callable[[Tensor], object]] = {
     "its form": lambda m: (m.shape, len(m), m.dtype, m.dim(), m.requires_grad, m.is_leaf, m.stride()),
     "numpy": lambda m: m.numpy().tolist(),
     "repr": repr,
-    "nonzero": lambda m: m.nonzero(),
+    "nonzero": lambda m: (m.nonzero(), *torch.where(m)),
     "selects": lambda m: torch.arange(N * N).view(N, N)[m.bool()],
     "sums": lambda m: (m.sum(), m.sum(0), m.sum(1), m.sum(dim=-1, keepdim=True), m.float().mean(1)),
     "any": lambda m: (m.any(1), m.all(0), bool((m == m.T).all())),
