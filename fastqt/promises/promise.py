@@ -101,8 +101,9 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         state = ctx.box.state
-        # What else the program makes of rows has their graph, which this backward pass may have freed.
-        cells = state.computed_again() if isinstance(state.meaning, UnitRows) else state.computed()
+        # What else the program makes of the tensor has its graph, which this backward pass may have freed.
+        is_again = isinstance(state.meaning, UnitRows) or (state.cells is not None and state.is_repeatable)
+        cells = state.computed_again() if is_again else state.computed()
         gradients = torch.autograd.grad(
             cells,
             ctx.leaves,

@@ -200,6 +200,13 @@ class State:
         assert self.cells is not None
         return self.cells
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the functions that the program has called would give the tensor again."""
+        is_same = all(x._version == version for x, version in zip(self.read, self.versions, strict=True))
+        is_as_called = self.meaning is not None and not self.is_changed and is_same
+        return is_as_called and all(x.is_repeatable for x in self.parents)
+
     def computed_again(self) -> Tensor:
         """Another tensor of the same numbers, with a graph of its own."""
         self.check()

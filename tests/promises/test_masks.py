@@ -15,7 +15,7 @@ import fastqt
 from fastqt.engines.cpu import contrastive
 from fastqt.promises import ends
 from fastqt.promises.promise import Promise
-from tests.promises.test_directions import close
+from tests.promises.test_directions import Doubled, close
 from tests.shared.score_programs import made_mask
 
 N, D = 64, 6
@@ -285,6 +285,55 @@ def test_weights_of_cells_that_have_left_the_sum():
         log_p = scores - (scores.exp() * (1 - eye)).sum(1, keepdim=True).log()
         same = (torch.arange(N)[:, None] // 4 == torch.arange(N) // 4).to(z.dtype)
         return -(same * log_p).sum(1).square().mean()
+
+    wanted = results(loss, rows())
+    with fused:
+        close(results(loss, rows()), wanted, 1e-11)
+
+
+def test_walks_over_scores_less_numbers_that_wait():
+    def loss(z: Tensor) -> Tensor:
+        scores = z @ z.T / 4
+        log_p = scores - scores.exp().sum(1, keepdim=True).log()
+        return log_p.sigmoid().sum() + (scores - scores.max(1, True)[0].detach()).tanh().square().mean()
+
+    wanted = results(loss, rows())
+    with fastqt.fused(strict=True, least_cells=1):
+        close(results(loss, rows()), wanted, 1e-11)
+
+
+def test_a_number_on_the_diagonal_that_is_seen():
+    """Beside scores of a million a number of minus twenty thousand is one among others."""
+
+    def loss(z: Tensor) -> Tensor:
+        scores = -(100 * z.abs()) @ (100 * z.abs()).T
+        eye = torch.eye(N, dtype=torch.bool)
+        seen = scores.masked_fill(eye, -2e4).logsumexp(1).mean()
+        return seen + torch.where(eye, -2e4, scores).logsumexp(1).square().mean()
+
+    wanted = results(loss, rows())
+    with fused:
+        close(results(loss, rows()), wanted, 1e-11)
+
+
+def test_a_change_that_needs_another_dtype_is_refused_as_outside():
+    with fused:
+        mask = torch.eye(N, dtype=torch.bool)
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            mask.mul_(2.0)
+        assert torch.equal(mask, torch.eye(N).bool())
+
+
+def test_scores_that_a_function_of_autograd_has():
+    """Their gradients go through it, also where a mask is applied to them afterwards."""
+
+    def loss(z: Tensor) -> Tensor:
+        scores, eye = z @ z.T / 4, torch.eye(N, dtype=torch.bool)
+        doubled = Doubled.apply(scores)
+        masked = doubled.masked_fill(eye, -math.inf).logsumexp(1) + scores.masked_fill(
+            eye, -math.inf
+        ).logsumexp(1)
+        return masked.square().mean() + (doubled * eye).sum()
 
     wanted = results(loss, rows())
     with fused:
