@@ -191,8 +191,14 @@ class ClipProblem(Differentiable):
     # Several multiples of the scores have sums each: `row_others` of `ClipSums` and the parts of a `ClipSide`
     # are then (K, N), or (K, M) of columns.
     multiples: tuple[float, ...] = (1.0,)
-    # Cells that leave the softmaxes of their row and of their column; no pair is among them.
+    # Cells that leave the softmaxes of their row and of their column, or with `column_mask` that of their
+    # row alone; no pair is among them.
     mask: Tensor | None = None  # (N, M) bool
+    column_mask: Tensor | None = None  # (N, M) bool: cells that leave the softmax of their column
+    # A cell leaves the softmax of its row where its product of embeddings is above the row's threshold, and
+    # that of its column where it is above the column's, which is that of the row of the same pair. Infinity
+    # and NaN let all cells stay.
+    thresholds: Tensor | None = None  # (N,), in the dtype of losses
 
     needs_type: ClassVar[type[Any]] = Inputs
 
@@ -200,6 +206,11 @@ class ClipProblem(Differentiable):
         """What gradients can flow to; a problem of this kind has not all of these fields."""
         scale = self.scale if isinstance(self.scale, Tensor) else None
         return Inputs(self.queries, self.candidates, scale=scale)
+
+    @property
+    def leave_apart(self) -> bool:
+        """Whether other cells leave the softmaxes of rows than those of columns."""
+        return self.column_mask is not None or self.thresholds is not None
 
     @property
     def has_cells(self) -> bool:
@@ -351,7 +362,7 @@ def finite_scale(scale: float | Tensor) -> float:
     return value
 
 
-def check_scale_of_thresholds(p: Problem) -> None:
+def check_scale_of_thresholds(p: Problem | ClipProblem) -> None:
     """Raises ValueError unless scores have the order of the similarities that thresholds are compared with.
 
     A device that is not read asserts it.

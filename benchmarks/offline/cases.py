@@ -396,6 +396,18 @@ CASES = (
     Case("both ways, fp16, N=4000, kept", dtype="float16", N=4000, clip=True, wanted=KEPT),
     Case("both ways, tf32, kept", dtype="float32", clip=True, wanted=KEPT),
     Case(
+        "both ways, bf16, thresholds",
+        D=128,
+        clip=True,
+        thresholds=True,
+        wanted=(
+            "scores_kernel EPILOGUE=EXP_ROWS_AND_COLUMNS out -tile_row_sums -row_factors",
+            "kept_scores_kernel tile_row_sums row_mask column_mask",
+            "kept_scores_kernel out row_factors row_mask column_mask",
+            "row_stats_kernel mask -out -LISTED",
+        ),
+    ),
+    Case(
         "both ways, bf16, multiples",
         clip=True,
         multiples=(1.5, 0.5),

@@ -45,7 +45,7 @@ NEEDS: dict[type, dict[str, Callable[[Any], object]]] = {
     ClipProblem: {
         "rectangles of scores that several processes share": lambda p: p.pairs is not None,
         MULTIPLES: lambda p: len(p.multiples) > 1,
-        LEAVING: lambda p: p.mask is not None,
+        LEAVING: lambda p: p.mask is not None or p.leave_apart,
     },
     ThreeBlockProblem: {},
     type(None): {},  # the machine alone is asked for

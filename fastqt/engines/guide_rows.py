@@ -16,7 +16,7 @@ from torch import Tensor
 from fastqt.devices import has_float64
 from fastqt.engines import has_kernels_for, ops, own_products
 from fastqt.engines.triton import guide as kernels
-from fastqt.exclusions.guide import factors_and_norms, scorable
+from fastqt.exclusions.guide import Guide, factors_and_norms, scorable
 from fastqt.norms import LEAST_NORM
 
 ROUNDING = torch.finfo(torch.float32).eps / 2  # of a result in float32, relative to it
@@ -58,6 +58,24 @@ def guide_rows(
     )
     rows = InFloat32 if in_float32 else InFloat64
     return rows(queries, thresholds, normalize=normalize)
+
+
+def guide_masks(guide: Guide) -> tuple[Tensor, Tensor]:
+    """The cells of pairs that a guide takes out of their rows, and those that it takes out of their columns.
+
+    (N, N) bool each. On a GPU one product serves both.
+    """
+    rows, columns = (
+        guide_rows(x.queries, x.row_thresholds(), normalize=x.normalize) for x in (guide, guide.turned())
+    )
+    if isinstance(rows, kernels.GuideKernels) and isinstance(columns, kernels.GuideKernels):
+        return rows.masks_both_ways(columns)
+    of_rows, of_columns = (
+        guide.queries.new_empty(2 * (len(guide.queries),), dtype=torch.bool) for _ in range(2)
+    )
+    rows.write_above(of_rows, guide.candidates)
+    columns.write_above(of_columns, guide.queries)
+    return of_rows, of_columns.T.contiguous()
 
 
 class InFloat64:

@@ -23,7 +23,7 @@ from fastqt.loss import Arguments, loss
 from fastqt.losses.common import joined_loss
 from fastqt.losses.debiasing import Prior, fit_prior, is_debiased
 from fastqt.losses.info_nce import info_nce_loss, smoothing_loss
-from fastqt.losses.leaving import mask_of_pairs, takes_masks
+from fastqt.losses.leaving import leaving_pairs, takes_masks
 from fastqt.losses.pair_scores import PairScores
 from fastqt.matryoshka import MatryoshkaLike
 from fastqt.options import Backend, Memory, Reduction
@@ -72,7 +72,7 @@ def clip_loss(
         tau_plus, label_smoothing: as of `info_nce_loss`, in both directions.
         exclude: as of `contrastive_loss`, in both directions: an id is of a row of a and of that of b, unless
             `fastqt.Same` has two. The directions are then computed one after the other, in six products,
-            but on a GPU, where what ids and a mask exclude leaves both at once.
+            but on a GPU, where both are computed from one matrix of scores of up to 5,792 pairs.
         matryoshka: as of `contrastive_loss`. On a CPU the directions are then computed one after the other:
             six matrix products for any number of prefixes.
         reduction: "mean" over all pairs, "sum", or "none".
@@ -132,10 +132,12 @@ def _unsmoothed(call: Arguments, a: Tensor, b: Tensor) -> Tensor:
     if not engine.computes(p):
         return _both_directions(call, a, b)
     if exclude is not None:
-        if engine.masks_pairs and takes_masks(len(a), values["memory"]):
-            p.mask = mask_of_pairs(exclude, a.device)
-        if p.mask is None:
+        leaving = None
+        if engine.masks_pairs and takes_masks(len(a), values["memory"]) and not is_transformed():
+            leaving = leaving_pairs(exclude, a, b, of_cosines=p.normalize)
+        if leaving is None:
             return _both_directions(call, a, b)
+        p.mask, p.column_mask, p.thresholds = leaving
     if not as_given:
         p.queries, p.candidates = a.to(dtype).to(computed), b.to(dtype).to(computed)
     _normalize_for(engine, p, computed)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastqt.exclusions import Exclusions, Mask, OfIds
+from fastqt.engines.guide_rows import guide_masks
+from fastqt.exclusions import Exclusions, Guide, Margin, Mask, OfIds
+from fastqt.functional.call import Call
+from fastqt.functional.false_negatives import with_thresholds
 from fastqt.options import Memory
+from fastqt.targets import Diagonal
+from fastqt.torch_modes import input_dtype
 
 MOST_CELLS = 2**25  # of a mask: as many as there are scores in the memory that engines keep them in
 
@@ -26,16 +34,43 @@ def mask_of_ids(ids: Sequence[OfIds]) -> Tensor:
     return first
 
 
-def mask_of_pairs(exclude: Exclusions, device: torch.device) -> Tensor | None:
-    """(N, N) bool: the cells that leave the rows' softmax and the columns'; None where they differ.
+class Leaving(NamedTuple):
+    """What leaves a matrix of pairs, as a `ClipProblem` has it."""
 
-    Pairs stay where ids are compared, as targets do. A user's own mask has to leave them in.
+    mask: Tensor | None
+    column_mask: Tensor | None
+    thresholds: Tensor | None
+
+
+def leaving_pairs(exclude: Exclusions, a: Tensor, b: Tensor, *, of_cosines: bool) -> Leaving | None:
+    """What the filters of a loss of a's rows among b's, and of b's among a's, take out.
+
+    None where no engine of both directions compares similarities as the others do. Pairs stay where ids or
+    similarities are compared, as targets do; a user's own mask has to leave them in.
     """
-    ids, users = exclude.ids(device), exclude.of(Mask)
-    if len(ids) + (users is not None) < len(exclude.filters):
-        return None
-    if not ids:
+    margin, guide, users = exclude.of(Margin), exclude.of(Guide), exclude.of(Mask)
+    if margin is not None and of_cosines and input_dtype(a) is torch.float16:
+        return None  # whose rows are rounded before
+    thresholds = None
+    if margin is not None:
+        pairs = Call("softmax", Diagonal(), a, b, normalize=of_cosines)
+        # A pair's row and its column have one threshold, which follows from the pair's similarity.
+        thresholds = with_thresholds(replace(pairs, margin=exclude.of(Margin))).thresholds
+
+    ids = exclude.ids(a.device)
+    masks = [mask_of_ids(ids)] if ids else []
+    of_columns = None
+    if guide is not None:
+        of_guide = guide_masks(guide)
+        of_columns = _joined([*masks, of_guide[1]], users)
+        masks.append(of_guide[0])
+    return Leaving(_joined(masks, users), of_columns, thresholds)
+
+
+def _joined(masks: Sequence[Tensor], users: Mask | None) -> Tensor | None:
+    """The cells of any mask without the pairs, and those that a user's own mask has."""
+    if not masks:
         return None if users is None else users.cells
-    mask = mask_of_ids(ids)
+    mask = functools.reduce(torch.logical_or, masks)
     mask.diagonal().fill_(False)
     return mask if users is None else mask | users.cells

@@ -125,7 +125,8 @@ def weighted_epilogue(e, row_factor, norms, sums, out, rows, columns, EVEN_M: tl
 
 @triton.jit
 def both_exponentials(
-    x,
+    x,  # of the row's softmax
+    x_of_columns,
     row_shift,  # (BLOCK_N,)
     row_factor,  # (BLOCK_N,), or None
     column_shift_log2,  # (M,)
@@ -143,7 +144,7 @@ def both_exponentials(
 
     # Columns come first, because the values that each thread holds of them take many registers.
     column_shift = load_columns(column_shift_log2, columns)
-    of_columns = tl.exp2(x - column_shift[None, :])
+    of_columns = tl.exp2(x_of_columns - column_shift[None, :])
     if column_sums_at is not None:
         tl.store(column_sums_at, tl.sum(of_columns, 0), mask=columns[2])
     if column_factors is not None:
@@ -186,6 +187,7 @@ def exp_rows_and_columns_epilogue(
     """Both exponentials of each cell, of which with factors the sum is stored, and without them the score."""
     if row_factor is None and out[0] is not None:
         store_tile(x, out, rows, columns, EVEN_M)
-    e = both_exponentials(x, row_shift, row_factor, column_shift_log2, column_factors, sums, rows, columns)
+    of_columns = column_shift_log2, column_factors
+    e = both_exponentials(x, x, row_shift, row_factor, *of_columns, sums, rows, columns)
     if row_factor is not None and out[0] is not None:
         store_weighted(e, norms, out, rows, columns, EVEN_M)

@@ -29,6 +29,7 @@ def kept_scores_kernel(
     first_n,  # of the rows among all rows
     stride_n,
     stride_out_n,
+    stride_mask_n,  # of both masks
     row_shifts_stride,  # between the rows of (MULTIPLES, all rows)
     column_shifts_stride,  # between the rows of (MULTIPLES, M)
     EVEN_M: tl.constexpr,  # BLOCK_M divides M
@@ -40,6 +41,8 @@ def kept_scores_kernel(
     multiples=None,  # (MULTIPLES,) float32, of the scores; None: one, of 1
     row_factors=None,  # as row_shift_log2, given with `out`
     column_factors=None,  # as column_shift_log2, likewise
+    row_mask=None,  # (N, M) bool: cells that leave the softmax of their row, given with the following
+    column_mask=None,  # (N, M) bool: those that leave the softmax of their column
     out=None,  # (N, M): E
     tile_row_sums=None,  # (blocks of columns, N) float32, of one multiple
     tile_column_sums=None,  # (blocks of rows, M) float32
@@ -61,6 +64,13 @@ def kept_scores_kernel(
     start = scores + tl.cast(start_n, tl.int64) * stride_n + start_m
     x = tl.load(start + offs_n[:, None] * stride_n + offs_m[None, :], mask=inside, other=float("-inf"))
 
+    of_rows, of_columns = x, x
+    if row_mask is not None:
+        first = tl.cast(start_n, tl.int64) * stride_mask_n + start_m
+        cell = first + offs_n[:, None] * stride_mask_n + offs_m[None, :]
+        of_rows = tl.where(tl.load(row_mask + cell, mask=inside, other=0) != 0, float("-inf"), x)
+        of_columns = tl.where(tl.load(column_mask + cell, mask=inside, other=0) != 0, float("-inf"), x)
+
     row_norm, row_sums_at, column_sums_at = None, None, None
     if query_inverse_norms is not None:
         row_norm = tl.load(query_inverse_norms + row, mask=mask_n, other=0.0)
@@ -72,17 +82,27 @@ def kept_scores_kernel(
 
     e = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for k in tl.static_range(MULTIPLES):
-        scaled = x
+        multiple = 1.0
         if multiples is not None:
-            scaled = x * tl.load(multiples + k)
+            multiple = tl.load(multiples + k)
         of_row = k * row_shifts_stride + row
         row_shift = tl.load(row_shift_log2 + of_row, mask=mask_n, other=float("inf"))
-        row_factor, of_columns = None, None
+        row_factor, column_factor = None, None
         if row_factors is not None:
             row_factor = tl.load(row_factors + of_row, mask=mask_n, other=0.0)
-            of_columns = column_factors + k * column_shifts_stride
+            column_factor = column_factors + k * column_shifts_stride
         shifts = column_shift_log2 + k * column_shifts_stride
-        part = both_exponentials(scaled, row_shift, row_factor, shifts, of_columns, sums, rows, columns)
+        part = both_exponentials(
+            of_rows * multiple,
+            of_columns * multiple,
+            row_shift,
+            row_factor,
+            shifts,
+            column_factor,
+            sums,
+            rows,
+            columns,
+        )
         e = part if MULTIPLES == 1 else e + part
 
     if out is not None:
@@ -96,6 +116,7 @@ def kept_row_and_column_scores(
     row_shift_log2: tuple[Tensor, Tensor],  # (multiples, N) and (multiples, columns) float32
     *,
     multiples: Tensor | None = None,  # (multiples,) float32, of the scores; None: one, of 1
+    masks: tuple[Tensor, Tensor] | None = None,  # (rows, columns) bool: cells that leave rows, and columns
     factors: tuple[Tensor, Tensor] | None = None,  # (multiples, N) and (multiples, columns) float32
     total: Tensor | None = None,  # (rows, columns), rows contiguous
     tile_row_sums: Tensor | None = None,  # (column_tiles of KEPT, rows) float32
@@ -108,6 +129,7 @@ def kept_row_and_column_scores(
     rows, columns = scores.shape
     of_rows, of_columns = row_shift_log2
     row_factors, column_factors = factors or (None, None)
+    row_mask, column_mask = masks or (None, None)
     tiles = row_tiles(rows, KEPT) * column_tiles(columns, KEPT)
 
     with on_device(scores):
@@ -118,6 +140,7 @@ def kept_row_and_column_scores(
             tile.first_row,
             scores.stride(0),
             0 if total is None else total.stride(0),
+            0 if row_mask is None else row_mask.stride(0),
             of_rows.stride(0),
             of_columns.stride(0),
             EVEN_M=columns % KEPT.columns == 0,
@@ -129,6 +152,8 @@ def kept_row_and_column_scores(
             multiples=multiples,
             row_factors=row_factors,
             column_factors=column_factors,
+            row_mask=row_mask,
+            column_mask=column_mask,
             out=total,
             tile_row_sums=tile_row_sums,
             tile_column_sums=tile_column_sums,

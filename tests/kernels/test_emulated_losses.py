@@ -32,7 +32,7 @@ ALL = {
         *("smoothed", "margin", "cosines", "sigmoid", "clip, low", "released MixCSE, learnt"),
         *("TF32, copied", "TF32, overflow", "TF32, sigmoid", "odd width, copied"),
         *("maxsim, odd width", "maxsim, steps"),
-        *("clip, kept", "clip, mask", "hcl"),
+        *("clip, kept", "clip, mask", "clip, margin", "hcl"),
         "guide",
     ),
     90: (

@@ -95,6 +95,26 @@ def test_thresholds_that_exclude_all_or_none(dtype):
     assert torch.equal(above(rows, candidates), (thresholds == -math.inf)[:, None].expand(-1, COLUMNS))
 
 
+@pytest.mark.parametrize("normalize", [True, False], ids=["cosines", "inner products"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_product_serves_the_thresholds_of_rows_and_those_of_columns(dtype, normalize, monkeypatch):
+    multiplied, genuine = [], products.multiply
+    monkeypatch.setattr(products, "multiply", lambda *x, **how: multiplied.append(1) or genuine(*x, **how))
+    queries, candidates = drawn(16, dtype, (0, 0))
+    scores = exact_scores(queries, candidates, normalize)
+    thresholds = scores[:, 0].copy(), scores[0].copy()
+    rows, columns = (
+        GuideKernels(x, torch.from_numpy(t), normalize=normalize)
+        for x, t in zip((queries, candidates), thresholds, strict=True)
+    )
+    of_rows, of_columns = rows.masks_both_ways(columns)
+    assert torch.equal(of_rows, torch.from_numpy(scores > thresholds[0][:, None]))
+    assert torch.equal(of_columns, torch.from_numpy(scores > thresholds[1]))
+    assert not torch.equal(of_rows, of_columns)
+    assert of_columns.is_contiguous()
+    assert len(multiplied) == 1
+
+
 def operands(width=16):
     queries, candidates = (x.double() for x in drawn(width, torch.float32, (0, 0)))
     scores = queries @ candidates.T

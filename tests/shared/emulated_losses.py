@@ -208,6 +208,9 @@ LOSSES = {
     "clip, kept": Loss(fastqt.clip_loss, N=140, D=640, options={"scale": 5.0}),
     "clip, kept, TF32": Loss(fastqt.clip_loss, N=140, D=320, **IN_TF32, options={"scale": 5.0}),
     "clip, mask": Loss(fastqt.clip_loss, N=140, M=140, options={"scale": 5.0, "exclude": excluded}),
+    "clip, margin": Loss(
+        fastqt.clip_loss, N=140, M=140, options={"scale": 5.0, "exclude": fastqt.Margin(-0.4)}
+    ),
     "hcl": Loss(fastqt.hcl_loss, N=70, options={"scale": 2.0}),
     "hcl, filtered": Loss(fastqt.hcl_loss, N=140, M=140, options={"scale": 2.0, "exclude": same}),
     "clip, low": Loss(fastqt.clip_loss, dtype="float16", D=48, options={"scale": 20.0, "memory": "low"}),

@@ -380,6 +380,8 @@ def problem_of(case: Case) -> tuple[AnyProblem, tuple[bool, ...]]:
         p = ClipProblem(*sides, 1.0, case.memory, case.normalize)
         if case.multiples:
             p = replace(p, pairs=N, keeps=True, multiples=case.multiples)
+        if case.thresholds:
+            p = replace(p, thresholds=torch.empty(N))
         return p, of_general
     return general_problem_of(case), of_general
 

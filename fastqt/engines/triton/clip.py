@@ -59,6 +59,7 @@ from fastqt.problem import (
     Needs,
     Problem,
     Rows,
+    check_scale_of_thresholds,
     positive_scores,
 )
 from fastqt.steps import even_step
@@ -79,7 +80,7 @@ def gradients_in_forward(p: ClipProblem) -> bool:
 @asked_again_if_none_is_left
 def forward(p: ClipProblem) -> Rows:
     """The loss of each pair; saved are the logsumexps of its row and column, and dL/dS of its own cell."""
-    return _forward(p, None)
+    return _forward(p, _room_for_scores(p) if p.leave_apart else None)
 
 
 @asked_again_if_none_is_left
@@ -90,7 +91,7 @@ def forward_for_backward(p: ClipProblem) -> Rows:
 
 def _forward(p: ClipProblem, kept: Tensor | None) -> Rows:
     pairs = _pairs(p)
-    sums_of_pairs = _sums(pairs, Norms.of(pairs), _copies(pairs), kept)
+    sums_of_pairs, _ = _sums(p, pairs, Norms.of(pairs), _copies(pairs), kept)
     saved = sums_of_pairs[:3]
     return Rows(sums_of_pairs[3], (saved,) if kept is None else (saved, kept))
 
@@ -100,9 +101,9 @@ def forward_with_gradients(p: ClipProblem, row_weight: float, needs: Needs) -> t
     """row_weight * sum_i loss_i, and its gradients."""
     pairs, kept = _pairs(p), _room_for_scores(p)
     norms, copies = Norms.of(pairs), _copies(pairs)
-    sums_of_pairs = _sums(pairs, norms, copies, kept)
+    sums_of_pairs, masks = _sums(p, pairs, norms, copies, kept)
     return weighted_sum(sums_of_pairs[3], row_weight), _gradients(
-        pairs, norms, copies, sums_of_pairs[:3], row_weight, needs, kept
+        pairs, norms, copies, sums_of_pairs[:3], row_weight, needs, kept, masks
     )
 
 
@@ -112,7 +113,8 @@ def backward(p: ClipProblem, saved: tuple[Tensor, ...], row_weights: Tensor, nee
     sums, *kept = saved
     pairs = _pairs(p)
     scores = kept[0] if kept else None
-    return _gradients(pairs, Norms.of(pairs), _copies(pairs), sums, row_weights, needs, scores)
+    masks = None if scores is None else _masks(p, scores)
+    return _gradients(pairs, Norms.of(pairs), _copies(pairs), sums, row_weights, needs, scores, masks)
 
 
 @asked_again_if_none_is_left
@@ -203,11 +205,15 @@ def _room_for_scores(p: ClipProblem) -> Tensor | None:
     few = 4 * N * width <= min(contrastive.KEPT_BYTES, fast_bytes(p.queries) // 2)
     # A product of several multiples is saved more than once.
     pays = len(p.multiples) > 1 or LEAST_WIDTH[p.queries.dtype] <= D
-    return p.queries.new_empty(N, width, dtype=torch.float32) if p.memory == "fast" and few and pays else None
+    # Whoever lets other cells leave rows than columns has seen to it that the scores are few.
+    keeps = p.leave_apart or (p.memory == "fast" and few and pays)
+    return p.queries.new_empty(N, width, dtype=torch.float32) if keeps else None
 
 
 def _pairs(p: ClipProblem) -> Problem:
-    """The softmax over rows, whose targets are the pairs."""
+    """The softmax over rows, whose targets are the pairs; of all cells if others leave those of columns."""
+    if p.leave_apart:
+        p = replace(p, mask=None)
     return _problem(p, NoTargets() if p.pairs == 0 else Diagonal())
 
 
@@ -234,20 +240,72 @@ def _copies(pairs: Problem) -> Copies:
     return Copies.of(pairs, room_for(pairs))
 
 
-def _sums(pairs: Problem, norms: Norms, copies: Copies, kept: Tensor | None) -> Tensor:
+def _sums(
+    p: ClipProblem, pairs: Problem, norms: Norms, copies: Copies, kept: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """What is known of each pair, (4, N) float64, from one walk over the scores, which may be kept.
 
-    These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss.
+    These are the logsumexp of its row and of its column, dL/dS of its own cell, and its loss. With them come
+    the masks of rows and of columns if these are not the same.
     """
     sums_of_pairs = pairs.queries.new_empty(4, len(pairs.queries), dtype=torch.float64)
 
-    rows, columns = _both_ways((pairs, _transposed(pairs)), norms, copies, sums_of_pairs[:2], pairs=True)
-    _sum_up(rows, columns, kept)
+    masks = None
+    if kept is not None and p.leave_apart:
+        _fill_scores(pairs, norms, copies, kept)
+        masks = _masks(p, kept)
+    problems = (pairs, _transposed(pairs)) if masks is None else _masked(pairs, masks)
+
+    rows, columns = _both_ways(problems, norms, copies, sums_of_pairs[:2], pairs=True)
+    if kept is None or masks is None:
+        _sum_up(rows, columns, kept)
+    else:
+        _sum_up_kept(rows, columns, kept, None, masks)
 
     torch.add(rows.scores.cells.coefficients, columns.scores.cells.coefficients, out=sums_of_pairs[2])
     torch.add(rows.operands.loss, columns.operands.loss, out=sums_of_pairs[3])
     sums_of_pairs[2:].div_(2)
-    return sums_of_pairs
+    return sums_of_pairs, masks
+
+
+def _fill_scores(pairs: Problem, norms: Norms, copies: Copies, kept: Tensor) -> None:
+    """Writes all scores, -inf at the pairs, and nothing else."""
+    o = Operands(pairs, 1.0, Needs(), copies)
+    scores = Scores(o, pairs=True, norms=norms)
+    row_and_column_scores(
+        scores.tile(o.blocks[0], slice(0, o.N)),
+        copies.queries,
+        o.scale,
+        2 * (scores.state.row_shift_log2.zero_(),),
+        scores.config,
+        scores=kept[:, : o.M],
+    )
+
+
+def _masks(p: ClipProblem, kept: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(N, M) bool each: the cells that leave softmaxes of rows and of columns; None if these are the same."""
+    if not p.leave_apart:
+        return None
+    scores, column_mask = kept[:, : len(p.candidates)], p.mask if p.column_mask is None else p.column_mask
+    if p.thresholds is None:
+        assert p.mask is not None
+        assert column_mask is not None
+        return p.mask, column_mask
+
+    check_scale_of_thresholds(p)
+    # The scores are similarities times the scale, which is positive, to base 2; those of pairs are -inf.
+    thresholds = (p.thresholds * (scale_tensor(kept.device, p.scale) / math.log(2))).float()
+    of_rows, of_columns = scores > thresholds[:, None], scores > thresholds
+    if p.mask is not None and column_mask is not None:
+        of_rows |= p.mask
+        of_columns |= column_mask
+    return of_rows, of_columns
+
+
+def _masked(pairs: Problem, masks: tuple[Tensor, Tensor]) -> tuple[Problem, Problem]:
+    """The problems of rows and of columns."""
+    of_rows, of_columns = masks
+    return replace(pairs, mask=of_rows), _transposed(replace(pairs, mask=of_columns))
 
 
 def _pair_scores(p: ClipProblem, norms: Norms, copies: Copies) -> Tensor:
@@ -316,8 +374,14 @@ def _sum_chunk(
     torch.sum(tile_column_sums, 0, out=column_sums)
 
 
-def _sum_up_kept(rows: Softmax, columns: Softmax, kept: Tensor, multiple: Tensor) -> None:
-    """Concludes all rows and columns from scores that are kept, of which theirs are a multiple, (1,)."""
+def _sum_up_kept(
+    rows: Softmax,
+    columns: Softmax,
+    kept: Tensor,
+    multiple: Tensor | None,  # (1,), of what is kept
+    masks: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Concludes all rows and columns from scores that are kept."""
     o = rows.operands
     every = slice(0, o.N)
     tile_row_sums = kept.new_empty(column_tiles(o.M, KEPT), o.N)
@@ -327,6 +391,7 @@ def _sum_up_kept(rows: Softmax, columns: Softmax, kept: Tensor, multiple: Tensor
         kept[:, : o.M],
         (rows.scores.state.row_shift_log2[None], columns.scores.state.row_shift_log2[None]),
         multiples=multiple,
+        masks=masks,
         tile_row_sums=tile_row_sums,
         tile_column_sums=tile_column_sums,
     )
@@ -349,6 +414,7 @@ def _gradients(
     weights: float | Tensor,
     needs: Needs,
     kept: Tensor | None,
+    masks: tuple[Tensor, Tensor] | None,
 ) -> Gradients:
     operands = Operands(pairs, weights, needs, copies, kept=kept)
     # Of a cell's dL/dS each direction gives half.
@@ -357,7 +423,7 @@ def _gradients(
     torch.mul(operands.weights, sums[2], out=coefficients)
     shifts, factors = _shifted(sums[:2], halves)
     sides = shifts[:, None], factors[:, None]
-    return _computed(_RowsAndColumns(operands, norms, *sides, coefficients, kept=kept))
+    return _computed(_RowsAndColumns(operands, norms, *sides, coefficients, kept=kept, masks=masks))
 
 
 def _computed(link: _RowsAndColumns) -> Gradients:
@@ -379,16 +445,15 @@ class _RowsAndColumns:
         self,
         operands: Operands,  # of the problem whose targets are the pairs
         norms: Norms,  # of that problem
-        shifts: Iterable[
-            Tensor
-        ],  # those of rows (multiples, N) and columns (multiples, M) to base 2, float32
+        shifts: Iterable[Tensor],  # (multiples, N) of rows, (multiples, M) of columns; to base 2, float32
         weights: Iterable[Tensor],  # what their exponentials are multiplied by, float32
         coefficients: Tensor,  # dL/dS of the pairs, (pairs,) float32
         *,
         kept: Tensor | None = None,  # (N, at least M) float32: the scores; None: one multiple is made again
         multiples: Tensor | None = None,  # (multiples,) float32, of the scores; None: one, of 1
+        masks: tuple[Tensor, Tensor] | None = None,  # (N, M) bool: cells of `kept` that leave rows, columns
     ) -> None:
-        self.operands, self.kept, self.multiples = operands, kept, multiples
+        self.operands, self.kept, self.multiples, self.masks = operands, kept, multiples, masks
         self.scores = Scores(operands, pairs=len(coefficients) > 0, norms=norms, both_ways=True)
         # The targets of pairs are known, so that no kernel has to look at them.
         _, columns, _ = operands.p.targets.compressed()
@@ -414,10 +479,22 @@ class _RowsAndColumns:
         columns = slice(tile.first_column, tile.first_column + tile.candidates.shape[0])
         shifts = self.row_shift_log2, self.column_shift_log2[:, columns]
         factors = self.row_weights, self.column_weights[:, columns]
+
         if self.kept is not None:
-            kept, multiples = self.kept[rows, columns], self.multiples
-            kept_row_and_column_scores(tile, kept, shifts, multiples=multiples, factors=factors, total=out)
+            masks = self.masks
+            if masks is not None:
+                masks = masks[0][rows, columns], masks[1][rows, columns]
+            kept_row_and_column_scores(
+                tile,
+                self.kept[rows, columns],
+                shifts,
+                multiples=self.multiples,
+                masks=masks,
+                factors=factors,
+                total=out,
+            )
             return
+
         of_rows, of_columns = shifts
         row_and_column_scores(
             tile,

@@ -56,11 +56,32 @@ class GuideKernels:
 
     def write_above(self, mask: Tensor, candidates: Tensor) -> None:
         """Writes to `mask` (n, m) which scores with candidates (m, E) are above their rows' thresholds."""
+        operand, columns = self._operand(candidates)
+        self._write(mask, candidates, self._products(operand), columns)
+
+    def masks_both_ways(self, candidates: GuideKernels) -> tuple[Tensor, Tensor]:
+        """(n, m) bool each: the scores above their rows' thresholds, and those above their columns'.
+
+        The columns are the rows of another guide's part, of the same kind. One product serves both.
+        """
+        n, m = len(self.queries), len(candidates.queries)
+        of_rows, of_columns = (self.thresholds.new_empty(x, dtype=torch.bool) for x in ((n, m), (m, n)))
+        approximate = self._products(candidates.operand)
+        self._write(of_rows, candidates.queries, approximate, candidates.rows)
+        candidates._write(of_columns, self.queries, approximate.T.contiguous(), self.rows)
+        return of_rows, of_columns.T.contiguous()
+
+    def _products(self, operand: Tensor) -> Tensor:
+        """(n, m) float32, with the operand of candidates."""
+        approximate = operand.new_empty(len(self.queries), len(operand), dtype=torch.float32)
+        products.multiply(approximate, self.operand, operand.T, add=False)
+        return approximate
+
+    def _write(
+        self, mask: Tensor, candidates: Tensor, approximate: Tensor, columns: tuple[Tensor, Tensor]
+    ) -> None:
         from fastqt.kernels.guide import write_above
 
-        operand, columns = self._operand(candidates)
-        approximate = operand.new_empty(len(self.queries), len(candidates), dtype=torch.float32)
-        products.multiply(approximate, self.operand, operand.T, add=False)
         write_above(
             mask,
             approximate,

@@ -407,11 +407,83 @@ def test_a_mask_has_to_leave_the_pairs_in():
         clip_loss(a, b, scale=scale, exclude=mask)
 
 
-@pytest.mark.parametrize("how", [{"memory": "low"}, {"exclude": fastqt.Margin(0.1)}], ids=str)
-def test_otherwise_directions_are_computed_one_after_the_other(how, launched):
+def test_with_little_memory_directions_are_computed_one_after_the_other(launched):
     a, b, scale = random_inputs(9, 5, torch.float32)
-    clip_loss(a, b, scale=scale, **{"exclude": fastqt.Within(torch.arange(9) % 2), **how})
+    clip_loss(a, b, scale=scale, exclude=fastqt.Within(torch.arange(9) % 2), memory="low")
     assert launched == []
+
+
+OF_THRESHOLDS = {
+    "Margin": lambda guide, mask: fastqt.Margin(-0.2),
+    "Margin, Same": lambda guide, mask: [fastqt.Margin(0.1), fastqt.Same(torch.arange(11) % 4)],
+    "Guide": lambda guide, mask: fastqt.Guide(*guide, margin=-0.3),
+    "all": lambda guide, mask: [
+        fastqt.Guide(*guide),
+        fastqt.Margin(0.0),
+        fastqt.Within(torch.arange(11) % 2),
+        mask,
+    ],
+}
+MARGINS = {"Margin": (-0.2, None), "Margin, Same": (0.1, None), "Guide": (None, 0.3), "all": (0.0, 0.0)}
+
+
+def cells_above(name: str, S: torch.Tensor, G: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """The cells (11, 11) that leave rows, and those that leave columns, by similarities and a guide's."""
+    i, j = torch.arange(11)[:, None], torch.arange(11)
+    of_both = {"Margin, Same": i % 4 == j % 4, "all": mask | (i % 2 != j % 2)}.get(
+        name, torch.zeros_like(mask)
+    )
+    cells = []
+    for side in (1, 0):
+        above = of_both.clone()
+        for similar, margin in zip((S, G), MARGINS[name], strict=True):
+            if margin is not None:
+                above |= similar > similar.diagonal().unsqueeze(side) + margin
+        cells.append(above & (i != j))
+    return cells
+
+
+@pytest.mark.parametrize("name", OF_THRESHOLDS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("normalize", [True, False], ids=["cosines", "products"])
+@pytest.mark.parametrize(
+    ("spread", "dtype"), [(1.0, torch.float32), (1.0, torch.bfloat16), (10.0, torch.float32)], ids=str
+)
+@pytest.mark.thinned(3)
+def test_thresholds_that_differ_by_direction(
+    name, reduction, normalize, spread, dtype, launched, monkeypatch
+):
+    """One product serves sums, thresholds and gradients, also where shifts were too far off."""
+    monkeypatch.setattr(operands, "FAST_BYTES", 2**20)
+    a, b, scale = random_inputs(11, 5, dtype)
+    a = (spread * a.detach()).requires_grad_()
+    generator = torch.Generator().manual_seed(1)
+    guide = [torch.randn(11, 4, generator=generator) for _ in range(2)]
+    mask = (torch.rand(11, 11, generator=generator) < 0.2).fill_diagonal_(False)
+
+    exclude = OF_THRESHOLDS[name](guide, mask)
+    loss = clip_loss(a, b, scale=scale, exclude=exclude, reduction=reduction, normalize=normalize)
+    found = torch.autograd.grad(loss.sum(), (a, b, scale))
+    assert launched == [((11, 11), True, False)]
+
+    x, y, s = (t.detach().double().requires_grad_() for t in (a, b, scale))
+    rows, columns = (torch.nn.functional.normalize(t) if normalize else t for t in (x, y))
+    of_guide = [torch.nn.functional.normalize(t.double()) for t in guide]
+    S = rows @ columns.T
+    leave = cells_above(name, S.detach(), of_guide[0] @ of_guide[1].T, mask)
+    assert not torch.equal(*leave)
+    of_rows, of_columns = ((s * S).masked_fill(cells, -math.inf) for cells in leave)
+    exact = (of_rows.logsumexp(1) + of_columns.logsumexp(0)) / 2 - (s * S).diagonal()
+    exact = exact.mean() if reduction == "mean" else exact
+    assert relative(loss, exact) < FLOAT32
+    wanted = torch.autograd.grad(exact.sum(), (x, y, s))
+    assert_gradients(found, wanted, 10 * FLOAT32 + 2 * TWO_ROUNDINGS[dtype])
+
+
+def test_thresholds_want_a_positive_scale():
+    a, b, _ = random_inputs(9, 5, torch.float32)
+    with pytest.raises(ValueError, match="scale: want a positive number where false negatives are filtered"):
+        clip_loss(a, b, scale=torch.tensor(-1.0), exclude=fastqt.Margin(0.1))
 
 
 @pytest.mark.parametrize("name", ["hcl_loss", "dcl_loss"])
