@@ -120,7 +120,11 @@ def integrations(folder: Path, monkeypatch: MonkeyPatch) -> Names:
     ids = {word: number for number, word in enumerate(vocabulary)}
     transformers.BertTokenizer(vocab=ids).save_pretrained(folder / "bert")
     real = sentence_transformers.SentenceTransformer
-    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", lambda name: real(str(folder / "bert")))
+    monkeypatch.setattr(
+        sentence_transformers,
+        "SentenceTransformer",
+        lambda *names, **options: real(str(folder / "bert")) if names else real(**options),
+    )
 
     (folder / "train.py").write_text("import sentence_transformers\n")
     (folder / "novels.txt.xz").write_bytes(lzma.compress("\n".join(LINES).encode()))

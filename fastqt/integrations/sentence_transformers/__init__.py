@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from fastqt.integrations.sentence_transformers.splade import pool_without_logits
     from fastqt.integrations.sentence_transformers.spread_out import GlobalOrthogonalRegularizationLoss
+    from fastqt.integrations.sentence_transformers.static_embedding import StaticEmbedding
+    from fastqt.integrations.sentence_transformers.static_training import accelerate_static
 
 # The library's classes that have a replacement of the same name here, and the module that holds it.
 REPLACEMENTS = {
@@ -45,7 +47,11 @@ REPLACEMENTS = {
 }
 
 # What else is in a module that imports the library.
-_FUNCTIONS = {"pool_without_logits": "splade"}
+_OTHERS = {
+    "StaticEmbedding": "static_embedding",
+    "accelerate_static": "static_training",
+    "pool_without_logits": "splade",
+}
 
 __all__ = [
     "REPLACEMENTS",
@@ -64,6 +70,8 @@ __all__ = [
     "MultipleNegativesSymmetricRankingLoss",
     "Patch",
     "SentenceTransformerLoss",
+    "StaticEmbedding",
+    "accelerate_static",
     "patch",
     "pool_without_logits",
 ]
@@ -72,7 +80,7 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not imported above i
 
     def __getattr__(name: str) -> object:
         """Imports what wants the library; Python calls this for names that the module does not hold yet."""
-        homes = REPLACEMENTS | _FUNCTIONS
+        homes = REPLACEMENTS | _OTHERS
         if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         load_library("sentence_transformers")
