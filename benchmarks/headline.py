@@ -1,4 +1,4 @@
-"""The lines with which README begins, as they stand: two of plain PyTorch, ours, and the two in a block.
+"""The lines with which README begins: two of plain PyTorch, alone and in a block, and our call.
 
 python -m benchmarks.headline --write  # on a quiet machine; five minutes
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import torch
@@ -42,12 +43,8 @@ PLAIN, OURS, BLOCK = "plain PyTorch", "fastqt", "in the block"
 def programs(page: Path = README) -> dict[str, str]:
     """The lines that README prints, each program up to its `loss`."""
     first, second = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[:2]
-    lines = first.splitlines()
-    written = {
-        PLAIN: "\n".join(line.removeprefix("# ") for line in lines if line.startswith("# ")),
-        OURS: next(line for line in lines if line.startswith("loss = ")),
-        BLOCK: second[second.index("with ") :],
-    }
+    block = "".join(line for line in first.splitlines(keepends=True) if line.startswith(("with ", " ")))
+    written = {PLAIN: dedent(block.partition("\n")[2]), BLOCK: block, OURS: second}
     missing = [name for name, lines in written.items() if "loss = " not in lines]
     if missing:
         raise ValueError(f"{page.name}: the first blocks of Python have no loss of {', '.join(missing)}")
@@ -128,12 +125,13 @@ def batches_table(batches: list[dict[str, Any]]) -> str:
 def largest_sentence(run: dict[str, Any]) -> str:
     """Memory and time of the largest batch."""
     most = run["batches"][-1]
-    taken, took = most["peaks"], most["seconds"]
+    threads = run["machine_info"]["threads"]
+    plain, block = (f"{mebibytes(most['peaks'][name])} MiB" for name in (PLAIN, BLOCK))
     return (
-        f"On a CPU with {run['machine_info']['threads']} threads, with N = {most['rows']:,} rows of width "
-        f"D = {WIDTH:,}, InfoNCE and its gradients took {mebibytes(taken[OURS])} MiB beside inputs and "
-        f"gradients, and {took[OURS]:.1f} s. The two lines of plain PyTorch that it replaces took "
-        f"{mebibytes(taken[PLAIN])} MiB and {took[PLAIN]:.1f} s."
+        f"On a CPU with {threads} threads, with N = {most['rows']:,} rows of width D = {WIDTH:,}, two lines "
+        f"of plain PyTorch, InfoNCE and its gradients, took {plain} beside inputs and gradients, and "
+        f"{most['seconds'][PLAIN]:.1f} s. In a block of `fastqt.fused()` the same lines took {block} and "
+        f"{most['seconds'][BLOCK]:.1f} s."
     )
 
 

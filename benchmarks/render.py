@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import (
     allocator,
     counters_table,
     exactness,
+    headline,
     peers,
     peers_trainer,
     peers_whole_batch,
@@ -38,19 +40,15 @@ from benchmarks.measure.run_tables import (
     MIB,
     TABLES,
     Run,
-    batch_table,
     distributed_table,
-    largest_sentence,
     logistic_table,
     machine,
     margin_table,
     matryoshka_table,
-    mebibytes,
     peak_table,
     rows_of,
     splade_table,
     torch_engine_table,
-    whole_batches,
 )
 from benchmarks.offline import amd, losses_on_gpu, small_nvidia
 from benchmarks.papers import claims, curves, pages
@@ -112,8 +110,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "peers whole batch machine": lambda: peers.machine_line(peers_whole_batch.stored()),
         **{name: partial(table_of, run) for name, (table_of, _) in TABLES.items()},
         "machine": lambda: machine(run),
-        "largest": lambda: largest_sentence(run),
-        "batch": lambda: batch_table(run),
+        "largest": lambda: headline.largest_sentence(stored("headline")),
+        "batch": lambda: headline.batches_table(stored("headline")["batches"]),
+        "headline machine": lambda: machine(stored("headline")),
         "counters peers": lambda: counters_table.of_peers(counters_table.stored_peers()),
         "counters machine": lambda: counters_table.machine_of_peers(counters_table.stored_peers()),
         "exactness": lambda: exactness.errors_table(exactness.stored()),
@@ -184,7 +183,7 @@ def plot(run: Run, path: Path) -> None:
     figure, (time, memory) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     N = [r["N"] for r in rows]
     time.loglog(N, [r["seconds"] for r in rows], "o-", label="fastqt")
-    time.loglog(N, [r["eager_seconds"] for r in rows], "s-", label="eager PyTorch")
+    time.loglog(N, [r["eager_seconds"] for r in rows], "s-", label="plain PyTorch")
     time.loglog(N, [r["gemm_seconds"] for r in rows], "k:", label="its three GEMMs")
     time.set(xlabel="N", ylabel="seconds, forward and backward", title="time")
     for key, style, label in (
@@ -201,7 +200,7 @@ def plot(run: Run, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def memory_plot(run: Run, path: Path) -> None:
+def memory_plot(rows: list[dict[str, Any]], path: Path) -> None:
     """The memory of the loss alone, in a picture that a phone shows too: two lines, with their names."""
     import matplotlib
 
@@ -209,15 +208,11 @@ def memory_plot(run: Run, path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "fastqt"
     from matplotlib import pyplot
 
-    rows = whole_batches(run)
-    N = [r["N"] for r in rows]
+    N = [r["rows"] for r in rows]
     figure, axes = pyplot.subplots(figsize=(4.6, 3.4), layout="constrained")
     # The name stands above the middle of one line and below that of the other, the last figure at the end.
-    for key, name, colour, above in (
-        ("eager_peak_above_gradients", "plain PyTorch", "#d1662b", True),
-        ("peak_above_gradients", "fastqt", "#1f6feb", False),
-    ):
-        peaks = [max(r[key], MIB) / MIB for r in rows]
+    for name, colour, above in ((headline.PLAIN, "#d1662b", True), (headline.OURS, "#1f6feb", False)):
+        peaks = [max(r["peaks"][name], MIB) / MIB for r in rows]
         axes.loglog(N, peaks, "o-", color=colour, linewidth=2.5)
         text = {"textcoords": "offset points", "fontsize": 13, "color": colour}
         middle = len(N) // 2
@@ -228,9 +223,9 @@ def memory_plot(run: Run, path: Path) -> None:
             ha="right" if above else "center",
             **text,
         )
-        axes.annotate(f"{mebibytes(rows[-1][key])}", (N[-1], peaks[-1]), xytext=(0, 9), ha="center", **text)
+        axes.annotate(f"{peaks[-1]:,.0f}", (N[-1], peaks[-1]), xytext=(0, 9), ha="center", **text)
 
-    axes.set_ylim(0.6, 4 * max(r["eager_peak_above_gradients"] for r in rows) / MIB)
+    axes.set_ylim(0.6, 4 * max(r["peaks"][headline.PLAIN] for r in rows) / MIB)
     axes.set_xticks(N[::2], [f"{n:,}" for n in N[::2]], fontsize=12)
     axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"], fontsize=12)
     axes.minorticks_off()
@@ -246,7 +241,7 @@ def main() -> None:
     for page in PAGES:
         page.write_text(rendered(page.read_text()))
     plot(newest_run(), RESULTS / "loss.svg")
-    memory_plot(newest_run(), RESULTS / "memory.svg")
+    memory_plot(stored("headline")["batches"], RESULTS / "memory.svg")
     curves.draw()
     print(f"rendered {', '.join(page.name for page in PAGES)} loss.svg and memory.svg", file=sys.stderr)
 

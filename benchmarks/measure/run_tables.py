@@ -39,7 +39,7 @@ def machine(run: Run) -> str:
     )
 
 
-LOSS_HEADER = ("fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt MiB", "eager MiB")
+LOSS_HEADER = ("fastqt ms", "× GEMMs", "plain PyTorch × GEMMs", "fastqt MiB", "plain PyTorch MiB")
 
 
 def loss_figures(r: dict[str, Any]) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def peak_table(run: Run) -> str:
             times(r["times_faster_after_others"]),
         )
 
-    shares = "fastqt", "its products", "torch's products", "eager"
+    shares = "fastqt", "its products", "torch's products", "plain PyTorch"
     header = ("dtype", "N", "D", "fastqt ms", *shares, "faster", "after others", "faster")
     return table(header, map(row, sorted(rows_of(run, "test_peak"), key=lambda r: r["dtype"], reverse=True)))
 
@@ -98,7 +98,8 @@ def matryoshka_table(run: Run) -> str:
         peaks = [mebibytes(r["peaks_above_gradients"][name]) for name in names]
         return (f"{r['N']:,}", f"{r['D']:,}", *times_of, *peaks)
 
-    header = ("N", "D", *(f"{name} {unit}" for unit in ("ms", "MiB") for name in names))
+    labels = ["plain PyTorch" if name == "eager" else name for name in names]
+    header = ("N", "D", *(f"{label} {unit}" for unit in ("ms", "MiB") for label in labels))
     return table(header, map(row, rows_of(run, "test_matryoshka")))
 
 
@@ -120,39 +121,6 @@ def margin_table(run: Run) -> str:
     )
 
 
-def whole_batches(run: Run) -> list[dict[str, Any]]:
-    """The batches of width 768 that plain PyTorch was measured with too, by their rows."""
-    rows = (r for r in rows_of(run, "test_loss") if r["D"] == 768 and r["memory"] == "fast")
-    return sorted((r for r in rows if r["eager_seconds"] is not None), key=lambda r: r["N"])
-
-
-def largest_sentence(run: Run) -> str:
-    """Memory and time of the largest batch that plain PyTorch was measured with."""
-    r = whole_batches(run)[-1]
-    return (
-        f"On a CPU with {run['machine_info']['threads']} threads, with N = {r['N']:,} rows of width "
-        f"D = {r['D']:,}, the loss and its gradients took "
-        f"{mebibytes(r['peak_above_gradients'])} MiB beside inputs and gradients, and {r['seconds']:.1f} s. "
-        f"Plain PyTorch took {mebibytes(r['eager_peak_above_gradients'])} MiB and {r['eager_seconds']:.1f} s."
-    )
-
-
-def batch_table(run: Run) -> str:
-    """Memory first, then time, of batches that are large enough for the difference to count."""
-    return table(
-        ("rows N", "fastqt MiB", "plain PyTorch MiB", "fastqt s", "plain PyTorch s"),
-        (
-            (
-                f"{r['N']:,}",
-                *(mebibytes(r[key]) for key in ("peak_above_gradients", "eager_peak_above_gradients")),
-                *(f"{r[key]:.{1 if r[key] >= 1 else 2}f}" for key in ("seconds", "eager_seconds")),
-            )
-            for r in whole_batches(run)
-            if r["N"] >= 1024
-        ),
-    )
-
-
 def family_table(run: Run) -> str:
     return table(
         ("loss", "N", "M", "D", *LOSS_HEADER),
@@ -165,7 +133,16 @@ def family_table(run: Run) -> str:
 
 def bfloat16_table(run: Run) -> str:
     return table(
-        ("loss", "memory", "N", "D", "fastqt ms", "× GEMMs", "eager × GEMMs", "fastqt in float32 × GEMMs"),
+        (
+            "loss",
+            "memory",
+            "N",
+            "D",
+            "fastqt ms",
+            "× GEMMs",
+            "plain PyTorch × GEMMs",
+            "fastqt in float32 × GEMMs",
+        ),
         (
             (
                 f"`{r['loss']}`",
@@ -182,7 +159,7 @@ def bfloat16_table(run: Run) -> str:
 
 def bfloat16_error_table(run: Run) -> str:
     return table(
-        ("embeddings", "N", "D", "fastqt", "eager"),
+        ("embeddings", "N", "D", "fastqt", "plain PyTorch"),
         (
             (
                 r["state"],
@@ -348,7 +325,7 @@ def splade_table(run: Run) -> str:
         )
 
     sizes = "B", "L", "V", "D", "words with a weight"
-    header = (*sizes, "product s", "fastqt s", "eager s", "faster", "fastqt MiB", "eager MiB")
+    header = (*sizes, "product s", "fastqt s", "plain PyTorch s", "faster", "fastqt MiB", "plain PyTorch MiB")
     return table(header, map(row, rows_of(run, "test_splade")))
 
 
@@ -375,9 +352,9 @@ def inference_table(run: Run) -> str:
         "d",
         "fastqt ms",
         "× GEMMs",
-        "eager × GEMMs",
+        "plain PyTorch × GEMMs",
         "fastqt MiB",
-        "eager MiB",
+        "plain PyTorch MiB",
     )
 
     return table(

@@ -26,7 +26,7 @@ def test_the_printed_programs_are_one_loss(name, rows):
 
 def test_a_page_without_the_lines_is_refused(tmp_path):
     page = tmp_path / "README.md"
-    page.write_text("```python\nloss = f()\n```\n```python\nwith fastqt.fused():\n    g()\n```\n")
+    page.write_text("```python\nwith fastqt.fused():\n    g()\n```\n```python\nloss = f()\n```\n")
     with pytest.raises(
         ValueError, match=r"README.md: the first blocks .* no loss of plain PyTorch, in the block"
     ):
@@ -43,4 +43,6 @@ def test_the_table_has_the_figures_of_the_run():
     ]
     assert headline.batches_table(batches).splitlines()[-1] == "| 1,024 | 3 | 4 | 34 | 0.01 | 0.01 | 1.3 |"
     run = {"machine_info": {"threads": 2}, "batches": batches}
-    assert "took 3 MiB beside inputs and gradients, and 0.0 s" in headline.largest_sentence(run)
+    sentence = headline.largest_sentence(run)
+    assert "took 34 MiB beside inputs and gradients, and 1.3 s." in sentence
+    assert "the same lines took 4 MiB and 0.0 s." in sentence
