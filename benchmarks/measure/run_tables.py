@@ -132,17 +132,10 @@ def family_table(run: Run) -> str:
 
 
 def bfloat16_table(run: Run) -> str:
+    ratios = "× GEMMs", "plain PyTorch × GEMMs", "fastqt in float32 × GEMMs"
+
     return table(
-        (
-            "loss",
-            "memory",
-            "N",
-            "D",
-            "fastqt ms",
-            "× GEMMs",
-            "plain PyTorch × GEMMs",
-            "fastqt in float32 × GEMMs",
-        ),
+        ("loss", "memory", "N", "D", "fastqt ms", *ratios),
         (
             (
                 f"`{r['loss']}`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastqt.errors import InputError, one_line
+from fastqt.machine.memory import MIB
 from fastqt.optim.replay import WINDOW
 from fastqt.sentences.json_text import parse_object, to_json
 from fastqt.sentences.runs.config import FORMAT, TrainConfig
@@ -77,6 +79,19 @@ def read_progress(path: Path) -> Progress:
     if metadata.keys() != {"format", "progress"} or metadata["format"] != str(FORMAT):
         raise InputError(f"{path} is not a checkpoint of this version of fastqt")
     return parse_progress(parse_object(metadata["progress"], path), path)
+
+
+def check_space(directory: Path, model: nn.Module) -> None:
+    """Refuses to train where the disk has no room for the model and a checkpoint.
+
+    A checkpoint has the weights once more and two moments of each. Both are written beside what they replace.
+    """
+    needed = 4 * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    if (free := shutil.disk_usage(directory).free) < needed:
+        raise InputError(
+            f"{directory}: want {-(-needed // MIB):,} MiB of free disk for the model and a checkpoint, got "
+            f"{free // MIB:,} MiB"
+        )
 
 
 def standing(directory: Path, config: TrainConfig) -> str:

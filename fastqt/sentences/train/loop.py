@@ -142,6 +142,7 @@ class Trainer:
     def _announce(self, display_class: type[Display]) -> None:
         """Tells what was read and what is about to be done, unless the run has ended already."""
         if self.ranks.is_first and not self.has_ended:
+            checkpoint.check_space(self.directory, self.model)
             display_class.say(opening(self.objective, self.last_step))
 
     def _measure_fresh_weights(self, log: MetricsLog | None, display: Display) -> dict[str, float]:

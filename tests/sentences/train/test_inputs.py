@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -288,3 +289,18 @@ def test_what_does_not_fit_the_file_is_refused(text, pretrained, tmp_path):
         with pytest.raises(InputError, match=message):
             train(TrainConfig((text,), **STILL | {"vectors": str(pretrained[0])} | change), tmp_path / "run")
         assert not list((tmp_path / "run").glob("*.json"))
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step(
+    planted, tmp_path, monkeypatch
+):
+    config = TrainConfig((planted[0],), word_dim=8, batch_size=40, context_size=1, steps=1)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(
+        InputError, match=r"run: want 1 MiB of free disk for the model and a checkpoint, got 0"
+    ):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    monkeypatch.undo()
+    train(config, tmp_path / "again")
