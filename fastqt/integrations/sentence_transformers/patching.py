@@ -73,19 +73,26 @@ class Patch:
         >>> replacement = patch()
         >>> any(name.endswith(".MultipleNegativesRankingLoss") for name in replacement.replaced)
         True
+        >>> "losses.MultipleNegativesRankingLoss is fastqt's" in str(replacement)
+        True
         >>> replacement.undo()
+        >>> replacement
+        nothing is replaced
     """
 
     def __init__(self, places: list[tuple[Any, str, Any, Any]]) -> None:
         self._places = places
         self.replaced = sorted(f"{module.__name__}.{name}" for module, name, *_ in places)
 
+    def __repr__(self) -> str:
+        return "".join(f"{name} is fastqt's\n" for name in self.replaced) or "nothing is replaced"
+
     def undo(self) -> None:
         """Sets all names to what they were, but for those that hold something else again."""
         for module, name, original, replacement in self._places:
             if vars(module).get(name) is replacement:
                 setattr(module, name, original)
-        self._places = []
+        self._places, self.replaced = [], []
 
     def __enter__(self) -> Patch:
         return self

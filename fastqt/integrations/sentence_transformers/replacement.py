@@ -36,6 +36,11 @@ class Replacement:
             cls.held_by, cls.__module__ = cls.__module__, theirs[0].__module__
             cls.__init__ = _checked(vars(cls).get("__init__"), theirs[0].__init__)  # type: ignore[method-assign]
 
+    def extra_repr(self) -> str:
+        """What `print(loss)` adds, since the class and its module have the library's names."""
+        theirs: str = super().extra_repr()  # type: ignore[misc]  # that of nn.Module, a base of the subclasses
+        return ", ".join(filter(None, ("computed by fastqt", theirs)))
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         kind = type(self)
         if "held_by" not in vars(kind):

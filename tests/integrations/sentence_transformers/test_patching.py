@@ -58,8 +58,12 @@ def test_names_are_replaced_in_all_modules_and_restored(script):
         loss = losses.MultipleNegativesRankingLoss(None, scale=4.0)
         assert type(loss) is mine
         assert isinstance(loss, THEIRS[PLAIN])
+        assert "computed by fastqt" in repr(loss)
+        assert "computed by fastqt" not in repr(THEIRS[PLAIN](None))
+        assert "a_script.MNRL is fastqt's" in repr(patch).splitlines()
     finally:
         patch.undo()
+    assert repr(patch) == "nothing is replaced"
     assert script.MultipleNegativesRankingLoss is script.MNRL is THEIRS[PLAIN]
     assert held() == THEIRS
     patch.undo()  # again does nothing
