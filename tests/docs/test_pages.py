@@ -46,7 +46,7 @@ def write_inputs(folder, planted) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("".join(line.format(number % 2, number % 6) + "\n" for number in range(40)))
     (folder / "eval/STSB/test.tsv").write_text((folder / "eval/STSB/dev.tsv").read_text())
-    lines = [line for line in (folder / "corpus.txt").read_text().splitlines() if line][:60]
+    lines = [line for line in (folder / "corpus.txt").read_text().splitlines() if line][:240]
     pairs = zip(lines[::2], lines[1::2], strict=True)
     (folder / "pairs.tsv").write_text("".join(f"{query}\t{positive}\n" for query, positive in pairs))
     shutil.copyfile(folder / "pairs.tsv", folder / "held-out.tsv")

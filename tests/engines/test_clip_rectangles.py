@@ -18,7 +18,7 @@ from fastqt.engines.cpu import clip as cpu_clip
 from fastqt.engines.cpu import contrastive
 from fastqt.engines.reference import clip as reference_clip
 from fastqt.engines.triton import clip as triton_clip
-from fastqt.problem import ClipProblem, Needs
+from fastqt.problem import ClipProblem, ClipSide, Needs
 from tests.shared.clip_oracle import ALL, assembled, clip
 from tests.shared.tolerances import EAGER_FACTOR, FLOAT32, FLOAT64, relative
 
@@ -209,3 +209,53 @@ def test_the_registry_finds_who_computes_rectangles():
     assert cuda.why_not(ClipProblem(a, b, scale), a.device, a.dtype) is None
     # What is composed of two losses by autograd has no computation.
     assert not engines.ENGINES["reference"].computes(ClipProblem(a, b, scale))
+
+
+@pytest.mark.parametrize("leaving", ["mask", "masks", "thresholds", "all"])
+@pytest.mark.parametrize("multiples", [(1.0,), (0.5, 2.0)], ids=str)
+def test_cells_of_the_reference_leave_rows_and_columns_apart(leaving, multiples):
+    """In each side the weighted sum of logsumexps without the pair, and its gradient by autograd."""
+    a, b, scale = (x.double() for x in batch("random", torch.float64))
+    generator = torch.Generator().manual_seed(1)
+    mask, column_mask = (
+        (torch.rand(N, N, generator=generator) < 0.3).fill_diagonal_(False) for _ in range(2)
+    )
+    limits = torch.randn(N, generator=generator, dtype=torch.float64)
+    limits = torch.maximum(limits, (a * b).sum(1))  # no pair is above its limit
+    cases = {
+        "mask": (mask, None, None),
+        "masks": (mask, column_mask, None),
+        "thresholds": (None, None, limits),
+    }
+    of_rows, of_columns, thresholds = cases.get(leaving, (mask, column_mask, limits))
+    weights = torch.rand(2, len(multiples), N, generator=generator, dtype=torch.float64)
+
+    x, y, s = (t.clone().requires_grad_() for t in (a, b, scale))
+    products, eye = x @ y.T, torch.eye(N, dtype=torch.bool)
+    rows, columns = eye | (of_rows if of_rows is not None else False), eye.clone()
+    columns |= of_columns if of_columns is not None else of_rows if of_rows is not None else False
+    if thresholds is not None:
+        rows = rows | (products > thresholds[:, None])
+        columns = columns | (products > thresholds)
+    sides = [
+        torch.stack([(k * s * products).masked_fill(cells, -torch.inf).logsumexp(dim) for k in multiples])
+        for cells, dim in ((rows, 1), (columns, 0))
+    ]
+    exact = torch.autograd.grad(
+        sum((w * side).sum() for w, side in zip(weights, sides, strict=True)), (x, y, s)
+    )
+
+    p = ClipProblem(a, b, scale=scale, pairs=N, multiples=multiples)
+    p = replace(p, mask=of_rows, column_mask=of_columns, thresholds=thresholds)
+    found = reference_clip.sums(p)
+    assert relative(found.row_others, sides[0].detach().squeeze(0)) < FLOAT64
+    assert relative(found.column_others, sides[1].detach().squeeze(0)) < FLOAT64
+    others = [(side.detach().squeeze(0), w.squeeze(0)) for side, w in zip(sides, weights, strict=True)]
+    of_pairs = torch.zeros(N, dtype=torch.float64)
+    gradients = reference_clip.gradients_from(
+        p, *(ClipSide(*side) for side in others), of_pairs, Needs(queries=True, candidates=True, scale=True)
+    )
+    for gradient, wanted in zip(
+        (gradients.queries, gradients.candidates, gradients.scale), exact, strict=True
+    ):
+        assert relative(gradient, wanted) < FLOAT64

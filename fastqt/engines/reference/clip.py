@@ -20,15 +20,27 @@ from fastqt.problem import (
 
 def sums(p: ClipProblem) -> ClipSums:
     """The score of each pair of a rectangle, and the logsumexps of all other cells."""
-    scores = finite_scale(p.scale) * _products(p).to(accumulation_dtype(p.queries.device))
+    products = _products(p)
+    scores = finite_scale(p.scale) * products.to(accumulation_dtype(p.queries.device))
     own = _pairs_of(p, scores)
     positive = positive_scores(own)
     own.fill_(float("-inf"))
-    if p.mask is not None:
-        scores.masked_fill_(p.mask, float("-inf"))
-    multiples = [multiple * scores for multiple in p.multiples]
-    row_others, column_others = (torch.stack([x.logsumexp(dim) for x in multiples]) for dim in (1, 0))
+    of_sides = []
+    for dim, leaving in zip((1, 0), _leaving(p, products), strict=True):
+        others = scores if leaving is None else scores.masked_fill(leaving, float("-inf"))
+        of_sides.append(torch.stack([(multiple * others).logsumexp(dim) for multiple in p.multiples]))
+    row_others, column_others = of_sides
     return ClipSums(positive, row_others.squeeze(0), column_others.squeeze(0))
+
+
+def _leaving(p: ClipProblem, products: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The cells that leave the softmaxes of rows, and those of columns; None where none does."""
+    rows, columns = p.mask, p.mask if p.column_mask is None else p.column_mask
+    if p.thresholds is None:
+        return rows, columns
+    above = [products > limits for limits in (p.thresholds[:, None], p.thresholds)]
+    rows, columns = (x if mask is None else x | mask for x, mask in zip(above, (rows, columns), strict=True))
+    return rows, columns
 
 
 def gradients_from(
@@ -41,10 +53,10 @@ def gradients_from(
     for multiple, *sides in zip(p.multiples, *map(_of_each, (*rows, *columns)), strict=True):
         row_logsumexp, row_weights, column_logsumexp, column_weights = sides
         several = multiple * scores
-        of_scores += multiple * row_weights[:, None] * (several - row_logsumexp[:, None]).exp_()
-        of_scores += multiple * column_weights * (several - column_logsumexp).exp_()
-    if p.mask is not None:
-        of_scores.masked_fill_(p.mask, 0)
+        of_rows = multiple * row_weights[:, None] * (several - row_logsumexp[:, None]).exp_()
+        of_columns = multiple * column_weights * (several - column_logsumexp).exp_()
+        for part, leaving in zip((of_rows, of_columns), _leaving(p, products), strict=True):
+            of_scores += part if leaving is None else part.masked_fill_(leaving, 0)
     _pairs_of(p, of_scores).copy_(pairs)
     of_products = (scale * of_scores).to(p.queries.dtype)
     return Inputs(

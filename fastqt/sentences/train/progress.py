@@ -39,7 +39,7 @@ def _figures(line: dict[str, float]) -> str:
                 .removesuffix("_cosine")
                 .replace("_", " ")
             )
-            share = f"{value:.{2 if name == 'chance' else 1}%}"
+            share = f"{value:.{2 if name.endswith('chance') else 1}%}"
             shown.append(f"{label} {share}" if name.endswith(SHARES) else f"{label} {value:.3f}")
         return " ".join(shown)
 
