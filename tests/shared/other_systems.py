@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import sys
 import types
@@ -49,6 +50,8 @@ def _become_windows() -> None:
     sys.modules["msvcrt"] = _msvcrt(fcntl)
     for name in POSIX_MODULES:
         sys.modules[name] = None  # type: ignore[assignment]
+    usage = shutil.disk_usage(os.curdir)  # for which shutil asks another function of Windows
+    shutil.disk_usage = lambda path: usage
     _remove(os, POSIX_FUNCTIONS)
     _remove(signal, POSIX_SIGNALS)
     kernel = types.SimpleNamespace(GlobalMemoryStatusEx=_memory_status)

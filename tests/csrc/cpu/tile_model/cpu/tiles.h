@@ -18,8 +18,8 @@ class Tiles {
 
   // Tiles that are not configured have no rows, and to use them is an error.
   Tiles() : before_(configured()) {
-    configured() = true;
-    std::memset(&all(), 0xff, sizeof(all()));  // what is read before it is written is NaN
+    configured() = this;
+    std::memset(&tiles_, 0xff, sizeof(tiles_));  // what is read before it is written is NaN
   }
   ~Tiles() { configured() = before_; }
   Tiles(const Tiles&) = delete;
@@ -64,17 +64,15 @@ class Tiles {
  private:
   using Tile = std::array<std::array<uint32_t, 16>, 16>;  // 16 rows of 64 bytes
 
-  static bool& configured() {
-    static thread_local bool is_configured = false;
-    return is_configured;
-  }
-  static std::array<Tile, 8>& all() {
-    static thread_local std::array<Tile, 8> tiles;
-    return tiles;
+  // The object whose tiles this thread uses. The tiles themselves are not of the thread: a library
+  // that is loaded late may have little memory of threads.
+  static Tiles*& configured() {
+    static thread_local Tiles* current = nullptr;
+    return current;
   }
   static Tile& tile(int number) {
-    if (!configured()) std::abort();
-    return all()[number];
+    if (configured() == nullptr) std::abort();
+    return configured()->tiles_[number];
   }
 
   // The number of bfloat16 in the upper half. The processor takes one below the smallest normal one
@@ -83,7 +81,8 @@ class Tiles {
     return (bits & 0x7f800000u) == 0 ? 0.0f : std::bit_cast<float>(bits & 0xffff0000u);
   }
 
-  bool before_;
+  Tiles* before_;
+  mutable std::array<Tile, 8> tiles_;  // an object that is const has configured them too
 };
 
 }  // namespace fastqt
