@@ -108,8 +108,14 @@ def trained(model, *arguments, resume=None, **options):
     ids=["dense", "replayed", "clipped", "not clipped", "accumulated"],
 )
 def test_the_curve_is_that_of_the_library(model, pairs, tmp_path, rows, options):
-    other = copy.deepcopy(model)
+    other, nudged = copy.deepcopy(model), copy.deepcopy(model)
     theirs = trained(other, pairs, tmp_path, **options)
+    with torch.no_grad():  # by one rounding each
+        weight = nudged[0].embedding.weight
+        weight *= 1 + 2.0**-23 * torch.randint(
+            -1, 2, weight.shape, generator=torch.Generator().manual_seed(0)
+        )
+    trained(nudged, pairs, tmp_path, **options)
     found = trained(model, pairs, tmp_path, accelerate=rows, **options)
     assert isinstance(model[0], StaticEmbedding)
     assert len(found.values) == STEPS
@@ -117,8 +123,10 @@ def test_the_curve_is_that_of_the_library(model, pairs, tmp_path, rows, options)
     assert found.values[-1] < 0.8 * found.values[0]
     norms = [[log["grad_norm"] for log in x.state.log_history if "grad_norm" in log] for x in (found, theirs)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    difference = (table_of(model) - table_of(other)).norm() / table_of(other).norm()
-    assert difference < 1e-5  # Adam divides gradients by their size, and keeps their rounding errors thereby
+    # Adam divides gradients by their size, and keeps their rounding errors thereby: the library's own tables
+    # differ by as much where it begins one rounding away.
+    difference, noise = ((table_of(x) - table_of(other)).norm() for x in (model, nudged))
+    assert difference <= 4 * noise
 
 
 def test_files_are_those_of_the_library(model, pairs, tmp_path):
