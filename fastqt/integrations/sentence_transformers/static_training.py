@@ -168,7 +168,7 @@ class TokenizedTexts:
     ) -> Features:
         """The features of texts that are given by their numbers, or of others by themselves."""
         if isinstance(inputs[0], str):
-            return features(*encoded(self.tokenizer, inputs, prompt))  # type: ignore[arg-type]  # all are
+            return features(*encoded(self.tokenizer, inputs, prompt))  # type: ignore[arg-type]  # all are texts
         all_ids, all_starts, all_lengths = self.of_prompt[prompt or None]
         numbers = np.array(inputs)
         lengths, starts = all_lengths[numbers], all_starts[numbers]
