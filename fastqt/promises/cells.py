@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fastqt.promises import walk
-from fastqt.promises.ends import like, loss_of_targets
+from fastqt.promises.ends.arguments import like
+from fastqt.promises.ends.cross_entropies import loss_of_targets
 from fastqt.promises.promise import Promise, known
 from fastqt.promises.rows import FEW, taken
 from fastqt.promises.rules import RULES, View

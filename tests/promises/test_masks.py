@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.engines.cpu import contrastive
-from fastqt.promises import ends
+from fastqt.promises.ends import weights
 from fastqt.promises.promise import Promise
 from tests.promises.test_directions import Doubled, close
 from tests.shared.score_programs import made_mask
@@ -190,7 +190,7 @@ def test_weighted_log_probabilities_are_one_loss(loss):
 @each
 def test_classes_of_which_no_list_fits(loss, monkeypatch):
     monkeypatch.setattr(contrastive, "KEPT_BYTES", 0)
-    monkeypatch.setattr(ends, "MOST_ENTRIES", N // 2)
+    monkeypatch.setattr(weights, "MOST_ENTRIES", N // 2)
     wanted = results(loss, rows())
     with Matrices() as matrices, fused:
         close(results(loss, rows()), wanted, 1e-11)
