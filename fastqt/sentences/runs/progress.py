@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastqt.errors import InputError, one_line
 from fastqt.sentences.json_text import field, has_type, read_object, to_json
@@ -15,8 +16,12 @@ from fastqt.sentences.text import Position, Span
 
 FINISHED = "finished.json"  # the progress of a run that has ended and kept no checkpoint
 LARGEST_COUNT = 1 << 62
-KINDS = {"int": int, "float": float, "str": str}  # of fields, by their annotations; the others are lists
+# Of fields, by their annotations; the others are lists.
+KINDS = {"int": int, "float": float, "str": str, "Sums": dict}
 LARGEST_FILE = 1 << 24  # bytes of a finished.json
+
+Sums: TypeAlias = dict[str, tuple[float, float]]
+"""For each figure its sum over rows, and their number."""
 
 
 @dataclass
@@ -38,6 +43,8 @@ class Progress:
     loss_scale: float = 0.0  # of float16; 0 before the first step, and in other precisions
     steps_at_scale: int = 0  # since it has last changed
     taken: int = 0  # sentences of this epoch that all ranks have taken
+    summed: Sums = dataclass_field(default_factory=dict)  # the figures of the steps since the last report
+    summed_before: Sums = dataclass_field(default_factory=dict)  # those that the last report had
     # What remains of the epoch for each rank of a training that reads the corpus in its order. Empty at the
     # start of an epoch, and for models that shuffle the corpus.
     spans: tuple[tuple[Span, ...], ...] = ()
@@ -45,7 +52,7 @@ class Progress:
 
 def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     """Checks the values of a stored progress."""
-    values = dict(values)
+    values = {"summed": {}, "summed_before": {}, **values}  # which older versions have not stored
     # JSON has no infinity: null is what no validation has been better than yet.
     for name, worst in (("best", -math.inf), ("best_loss", math.inf)):
         if values.get(name, worst) is None:
@@ -69,7 +76,21 @@ def parse_progress(values: dict[str, Any], path: Path) -> Progress:
     if len(digests) != len(sizes):
         raise InputError(f"{path} is damaged: corpus_digests: want {len(sizes)}, got {len(digests)}")
     files = {"corpus_bytes": tuple(sizes), "corpus_digests": tuple(digests)}
-    return Progress(**{**values, **files, "spans": _spans(values["spans"], len(sizes), path)})
+    sums = {name: _sums(values[name], name, path) for name in ("summed", "summed_before")}
+    return Progress(**{**values, **files, **sums, "spans": _spans(values["spans"], len(sizes), path)})
+
+
+def _sums(values: dict[str, Any], name: str, path: Path) -> Sums:
+    """The sums of figures; null is that of one which was not finite."""
+    sums = {}
+    for figure, pair in values.items():
+        if not has_type(pair, list) or len(pair) != 2:
+            raise InputError(f"{path} is damaged: {name}: want a sum and a number of rows for each figure")
+        total, rows = (math.nan if value is None else value for value in pair)
+        if not has_type(total, float) or not has_type(rows, float) or not 0 <= rows < LARGEST_COUNT:
+            raise InputError(f"{path} is damaged: {name}: want a sum and a number of rows for each figure")
+        sums[figure] = float(total), float(rows)
+    return sums
 
 
 def _spans(values: list[Any], files: int, path: Path) -> tuple[tuple[Span, ...], ...]:

@@ -109,19 +109,22 @@ class Trainer:
                 if log is not None and (reports or saves):
                     measurements.check_finite(loss)
 
+                measurements.add(loss, measured, sum(turn.sizes), reports=reports)
+
                 if reports:
                     silent = False
                     spent = Moment.now().since(began)
                     speed = {"sentences_per_second": sentences / spent.seconds, **self.parts.take()}
                     speed["tokens_per_second"] = tokens / spent.seconds
                     with self.optimizer.up_to_date() if validates else contextlib.nullcontext():
-                        line = measurements.line(loss, measured, validates) | self._changing()
+                        line = measurements.line(validates) | self._changing()
                     Moment.now().since(began).add_to(progress)
                     sentences, tokens, began = 0, 0, Moment.now()
                     line = self._report(line | speed, log, display)
+                    measurements.interval.begin()
                 elif silent and (spent := Moment.now().since(began)).cpu_seconds >= FIRST_REPORT:
                     silent = False
-                    early = measurements.line(loss, measured, False)
+                    early = measurements.early_line(measured)
                     display.report(early | {"sentences_per_second": sentences / spent.seconds})
 
                 if saves or self.has_ended:
@@ -246,6 +249,7 @@ class Trainer:
             assert log is not None  # for mypy: this is rank 0
             self.measurements.check_weights()
             self.progress.metrics_length = log.sync()
+            self.measurements.interval.store()
             progress = replace(self.progress)
             self.precision.store(progress)
             Moment.now().since(began).add_to(progress)

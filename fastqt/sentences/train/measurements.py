@@ -15,6 +15,7 @@ from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.config import DEV_MEASURE, TrainConfig
 from fastqt.sentences.runs.metrics_file import goodness
 from fastqt.sentences.runs.progress import Progress
+from fastqt.sentences.train.interval import Interval
 from fastqt.sentences.train.objectives import Measured, Objective, Training
 
 if TYPE_CHECKING:
@@ -33,21 +34,34 @@ class Measurements:
         self.objective, config = objective, training.config
         self.directory, self.progress, self.ranks = training.directory, training.progress, training.ranks
         self.best = Best(config, training.progress)
+        self.interval = Interval(
+            training.progress, config.report_every, config.batch_size * training.ranks.size
+        )
         self.can_validate = config.valid is not None or config.dev is not None
         self.dev_pairs = None
         if config.dev is not None and self.ranks.is_first:
             self.dev_pairs = _development_pairs(config.dev)
 
-    def line(self, loss: Tensor, measured: Measured, validates: bool) -> dict[str, float]:
+    def add(self, loss: Tensor, measured: Measured, rows: int, *, reports: bool) -> None:
+        """Takes a step of so many rows of all ranks into the means of the next report, on rank 0."""
+        if self.ranks.is_first:
+            self.interval.add(loss, rows, lambda: self.objective.measure(measured), reports=reports)
+
+    def line(self, validates: bool) -> dict[str, float]:
         """A line of metrics: that of rank 0, for which the others wait if it validates."""
 
         def measure() -> dict[str, float]:
-            line = {"step": self.progress.step, "loss": loss.item(), **self.objective.measure(measured)}
+            line = {"step": self.progress.step, **self.interval.means()}
             return line | self._validate() if validates else line
 
         if validates:
             return self._judged(self.ranks.first(measure))
         return measure() if self.ranks.is_first else {}
+
+    def early_line(self, measured: Measured) -> dict[str, float]:
+        """The line of a report that is only shown, since the clock says when: the means are those without it."""
+        means = self.interval.means()
+        return {"step": self.progress.step, "loss": means["loss"], **self.objective.measure(measured), **means}
 
     def of_fresh_weights(self) -> dict[str, float]:
         """The line of a model that has not been trained yet: its validation.

@@ -35,13 +35,13 @@ def value_in_words(name: str, value: float | None) -> str:
 def closing_table(directory: Path, measure: str | None = DEV_MEASURE) -> str:
     """A table of the last figures of a run, in text, beside those before training and those of chance.
 
-    They are the held-out figures if metrics.jsonl has some, and otherwise those of the last batch; "" if the
+    They are the held-out figures if metrics.jsonl has some, and otherwise those of the last report; "" if the
     run has reported nothing. `measure` is the figure that tells which model is kept, if one does.
     """
     lines = read_metrics(directory / METRICS, tell=True)
     validated = [line for line in lines if _held_out(line)]
     if not validated:
-        return _table("last batch of the corpus", {f"step {lines[-1]['step']:,}": lines[-1]}) if lines else ""
+        return _table("corpus, last report", {f"step {lines[-1]['step']:,}": lines[-1]}) if lines else ""
     columns: dict[str, Line] = {}
     best = best_of(validated, measure)
     if validated[0]["step"] == 0:

@@ -72,7 +72,7 @@ def test_a_training_without_held_out_text_says_so_and_is_resumed_by_its_director
     run = str(tmp_path / "run")
     assert main(["train", planted[0], "--out", run, *SMALL, "--keep-checkpoint"]) == 0
     out = capsys.readouterr().out
-    assert "\nlast batch of the corpus  step 12  chance\n" in out
+    assert "\ncorpus, last report  step 12  chance\n" in out
     assert "Held-out text is given with --valid." in out
     assert main(["train", "--out", run, "--resume"]) == 0
     assert capsys.readouterr().out.endswith("12 steps; with a higher --epochs or --steps it goes on\n")

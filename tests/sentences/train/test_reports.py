@@ -13,7 +13,7 @@ from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.train import loop, train
 from fastqt.sentences.train import progress as clock
 from fastqt.sentences.train.progress import Display, Moment, StopRequest
-from tests.shared.trainings import assert_same_weights, lines_of
+from tests.shared.trainings import assert_same_weights, lines_of, metrics, trainer_of
 
 SMALL = {"word_dim": 6, "batch_size": 48, "context_size": 1, "device": "cpu"}
 LINE = {"step": 50, "loss": 2.5, "forward_accuracy": 0.25, "backward_accuracy": 0.125, "chance": 0.01}
@@ -85,6 +85,43 @@ def test_the_first_line_is_of_fresh_weights(planted, tmp_path, settings, steps):
     if steps[0] == 0:
         assert_same_weights(tmp_path / "with", tmp_path / "without")
         assert "loss" not in lines[0]
+
+
+@pytest.mark.parametrize("report_every", [4, 5, 20])
+def test_a_report_is_of_all_rows_since_the_last_one(planted, tmp_path, report_every):
+    """The last batch, of 12 rows and not 52, counts by its rows; alone it does not make a report."""
+    config = TrainConfig((planted[0],), **SMALL | {"batch_size": 52}, report_every=report_every)
+    train(config, tmp_path / "run")
+    trainer = trainer_of(config, tmp_path, Progress(sentences=480))
+    steps = []
+    for turn in trainer.objective.turns(Progress(sentences=480)):
+        loss, measured = trainer.step(turn.batch, turn.sizes)
+        steps.append((sum(turn.sizes), {"loss": loss.item(), **trainer.objective.measure(measured)}))
+    assert [rows for rows, _ in steps] == [*[52] * 9, 12]
+
+    # Without the loss, of 20 steps those at equal distances and the last are measured: 4, 8 and 10.
+    wanted = {
+        4: {4: [1, 2, 3, 4], 8: [5, 6, 7, 8], 10: [9, 10]},
+        5: {5: [1, 2, 3, 4, 5], 10: [6, 7, 8, 9, 10]},
+        20: {10: [4, 8, 10]},
+    }[report_every]
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(wanted)
+    for line in lines:
+        for name in steps[0][1]:
+            numbers = range(1, 11) if name == "loss" and report_every == 20 else wanted[line["step"]]
+            chosen = [steps[number - 1] for number in numbers]
+            mean = sum(rows * figures[name] for rows, figures in chosen) / sum(rows for rows, _ in chosen)
+            assert line[name] == pytest.approx(mean, rel=1e-6), name
+
+
+def test_a_short_batch_is_reported_with_the_rows_before_it(planted, tmp_path):
+    """Alone it has another chance and a lower loss, as fewer candidates have."""
+    settings = SMALL | {"batch_size": 52, "report_every": 3}
+    train(TrainConfig((planted[0],), **settings), tmp_path)
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [3, 6, 9, 10]
+    assert lines[-1]["chance"] == pytest.approx((3 * 52 / 52 + 12 / 12) / (3 * 52 + 12))
 
 
 def test_times_are_those_of_the_two_clocks_and_are_added(monkeypatch):

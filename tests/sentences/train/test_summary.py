@@ -66,15 +66,15 @@ def test_the_model_that_was_kept_is_named(tmp_path):
     assert "kept" not in closing_table(tmp_path, None)
 
 
-def test_without_held_out_text_the_last_batch_is_shown(tmp_path):
+def test_without_held_out_text_the_last_report_is_shown(tmp_path):
     table = write(tmp_path, {"step": 7, "loss": 2.5, "forward_accuracy": 0.25, "chance": 0.01, "seconds": 1})
     assert cells(table) == [
-        ["last batch of the corpus", "step 7", "chance"],
+        ["corpus, last report", "step 7", "chance"],
         ["loss", "2.500", "–"],
         ["forward accuracy", "25.00%", "1.00%"],
     ]
     table = write(tmp_path, {"step": 7, "loss": 2.5})
-    assert cells(table) == [["last batch of the corpus", "step 7"], ["loss", "2.500"]]
+    assert cells(table) == [["corpus, last report", "step 7"], ["loss", "2.500"]]
     assert write(tmp_path) == ""
 
 
