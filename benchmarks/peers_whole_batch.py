@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import importlib.metadata
 import json
 import math
@@ -142,6 +143,39 @@ def regularised() -> Loss:
 
     loss = losses.GlobalOrthogonalRegularizationLoss(Given())
     return lambda x: sum(loss.compute_loss_from_embeddings([x]).values())
+
+
+def labelled_rows(N: int, learnt: bool) -> list[Tensor]:
+    """Rows of eight a label, which are near each other, and once learnt nearly equal."""
+    x = torch.randn(N, D, generator=torch.Generator().manual_seed(0))
+    centres = torch.randn(N // 8 + 1, D, generator=torch.Generator().manual_seed(1))
+    return [0.05 * (centres[labels_of_rows(x)] + (0.01 if learnt else 3.0) * x)]
+
+
+def labels_of_rows(rows: Tensor) -> Tensor:
+    return torch.arange(len(rows)) // 8
+
+
+def triplets_of_matrix(x: Tensor, form: str) -> Tensor:
+    distances, labels = torch.cdist(x, x), labels_of_rows(x)
+    same = labels == labels[:, None]
+    positive = same & ~torch.eye(len(x), dtype=torch.bool)
+    negatives = distances.masked_fill(same, torch.inf)
+    if form == "BatchAllTripletLoss":
+        triplets = (distances[positive][:, None] - negatives[positive.nonzero()[:, 0]] + 5).relu()
+        return triplets.sum() / (triplets > 0).sum().clamp(min=1)
+    if form == "BatchSemiHardTripletLoss":
+        in_order = negatives.sort(1).values
+        place = torch.searchsorted(in_order.detach(), distances.detach(), right=True)
+        last = (~same).sum(1, keepdim=True) - 1
+        return (distances - in_order.gather(1, place.minimum(last)) + 5)[positive].relu().mean()
+    lead = (distances * positive).amax(1) - negatives.amin(1)
+    return (F.softplus(lead) if form == "BatchHardSoftMarginTripletLoss" else (lead + 5).relu()).mean()
+
+
+def triplets_by(library: str, form: str) -> Loss:
+    loss = getattr(importlib.import_module(library), form)(Given())
+    return lambda x: loss.compute_loss_from_embeddings([x], labels_of_rows(x))
 
 
 def two_views(N: int, learnt: bool) -> list[Tensor]:
@@ -308,6 +342,22 @@ CASES = (
         angle_of_matrix,
         partial(ranked_by, "AnglELoss"),
         lambda a, b: fastqt.angle_loss(a, b, labels_of(a)),
+    ),
+    *(
+        Case(
+            form,
+            labelled_rows,
+            partial(triplets_of_matrix, form=form),
+            partial(triplets_by, "sentence_transformers.sentence_transformer.losses", form),
+            lambda x, form=form: triplets_by("fastqt.integrations.sentence_transformers", form)(x),
+            most_rows=4096,
+        )
+        for form in (
+            "BatchAllTripletLoss",
+            "BatchSemiHardTripletLoss",
+            "BatchHardTripletLoss",
+            "BatchHardSoftMarginTripletLoss",
+        )
     ),
     Case("spread-out (GOR)", spread_rows, moments_of_matrix, regularised, fastqt.spread_out_loss),
     Case(

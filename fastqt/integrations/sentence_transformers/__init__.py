@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from fastqt.integrations.sentence_transformers.spread_out import GlobalOrthogonalRegularizationLoss
     from fastqt.integrations.sentence_transformers.static_embedding import StaticEmbedding
     from fastqt.integrations.sentence_transformers.static_training import accelerate_static
+    from fastqt.integrations.sentence_transformers.triplets import (
+        BatchAllTripletLoss,
+        BatchHardSoftMarginTripletLoss,
+        BatchHardTripletLoss,
+        BatchSemiHardTripletLoss,
+    )
 
 # The library's classes that have a replacement of the same name here, and the module that holds it.
 REPLACEMENTS = {
@@ -40,6 +46,10 @@ REPLACEMENTS = {
     "CachedGISTEmbedLoss": "gist",
     "CoSENTLoss": "cosent",
     "AnglELoss": "cosent",
+    "BatchAllTripletLoss": "triplets",
+    "BatchHardSoftMarginTripletLoss": "triplets",
+    "BatchHardTripletLoss": "triplets",
+    "BatchSemiHardTripletLoss": "triplets",
     "MatryoshkaLoss": "matryoshka",
     "GlobalOrthogonalRegularizationLoss": "spread_out",
     "MultiVectorMultipleNegativesRankingLoss": "multi_vector",
@@ -56,6 +66,10 @@ _OTHERS = {
 __all__ = [
     "REPLACEMENTS",
     "AnglELoss",
+    "BatchAllTripletLoss",
+    "BatchHardSoftMarginTripletLoss",
+    "BatchHardTripletLoss",
+    "BatchSemiHardTripletLoss",
     "CachedGISTEmbedLoss",
     "CachedLoss",
     "CachedMultiVectorMultipleNegativesRankingLoss",

@@ -44,7 +44,9 @@ OURS = {name: getattr(ours, name) for name in ours.REPLACEMENTS}
 PLAIN, CACHED = "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"
 GISTS, PAIRS = ("GISTEmbedLoss", "CachedGISTEmbedLoss"), ("CoSENTLoss", "AnglELoss")
 RANKING = [name for name, module in ours.REPLACEMENTS.items() if module == "ranking"]
+TRIPLETS = [name for name, module in ours.REPLACEMENTS.items() if module == "triplets"]
 MULTI = [name for name, module in ours.REPLACEMENTS.items() if module == "multi_vector"]
+SOFT = "BatchHardSoftMarginTripletLoss"
 ORTHOGONAL = "GlobalOrthogonalRegularizationLoss"
 # No text comes twice: where a guide's score equals the threshold, the rounding of a product would decide.
 COLUMNS = (
@@ -303,7 +305,8 @@ def test_under_autocast_the_loss_is_float32_and_near_the_librarys(model, name):
 def test_it_is_the_librarys_but_for_what_it_computes(model, guide, of_tokens, name):
     """Signature, settings, citation, and the class that a model card names; copies are of the same class."""
     options = {ORTHOGONAL: {"mean_weight": 0.5}, "MatryoshkaLoss": {"matryoshka_dims": [8, 4]}}
-    options |= {each: {"margin": 0.1} for each in GISTS}
+    options |= {each: {"margin": 0.1} for each in (*GISTS, *TRIPLETS)}
+    options |= {SOFT: {}}
     given = [of_tokens if name in MULTI else model]
     given += [guide] * (name in GISTS) + [ours.CoSENTLoss(model)] * (name == "MatryoshkaLoss")
     theirs, own = both(name, *given, **options.get(name, {"scale": 11.0}))
