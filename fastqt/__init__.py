@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fastqt.negatives import Mixed, Noise
     from fastqt.promises import fused
     from fastqt.quantization import quantization_ranges, quantized
+    from fastqt.sentences.inference.encoder import load
     from fastqt.splade import splade_pool
     from fastqt.targets import Diagonal, Sparse, Window, smoothed
 
@@ -90,6 +91,7 @@ __all__ = [
     "gloss_pos_loss",
     "hcl_loss",
     "info_nce_loss",
+    "load",
     "log_sum_exp",
     "lsep_loss",
     "margin_mse_loss",
@@ -142,6 +144,7 @@ _HOMES = (
     "cached",
     "compiling",
     "promises",
+    "sentences.inference.encoder",
 )
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is an error

@@ -69,6 +69,7 @@ class Train(Command):
     def run(self) -> int:
         from fastqt.sentences.runs.checkpoint import CONFIG
         from fastqt.sentences.train import train
+        from fastqt.sentences.train.earlier_run import settings_like
 
         settings = {**self.settings, **({"corpus": self.corpus} if self.corpus else {})}
         out, path = self.out, Path(self.out, CONFIG)
@@ -76,6 +77,8 @@ class Train(Command):
         if stored is not None:
             config = replace(stored, **settings)
         elif self.corpus:
+            if (run := settings.get("init_from")) is not None:
+                settings = settings_like(run, settings)
             config = TrainConfig(**settings)
         else:
             raise InputError(f"no CORPUS given{f', and no run to resume in {out}' if self.resume else ''}")

@@ -193,6 +193,30 @@ class SentenceEncoder:
         return result
 
 
+def load(run: str | Path, device: str = "auto") -> SentenceEncoder:
+    """Loads a model that `fastqt train` wrote to a directory, to turn sentences into vectors.
+
+    Args:
+        run: the directory, the `--out` of the training.
+        device: "auto", which prefers a GPU, "cpu" or "cuda".
+
+    Returns:
+        An encoder. Its `encode` turns a list of n sentences into an array (n, D) of float32, and one sentence
+        into its vector (D,); its `model` is the `torch.nn.Module`, in evaluation mode.
+
+    Raises:
+        InputError: the directory holds no trained model, or its files are damaged.
+
+    Example:
+        >>> import fastqt
+        >>> encoder = fastqt.load("run", device="cpu")
+        >>> vectors = encoder.encode(["a cat sat on the mat", "the dog ran away"])
+        >>> vectors.shape == (2, encoder.width)
+        True
+    """
+    return SentenceEncoder.load(run, device)
+
+
 def _trained_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, digest: Digest | None) -> Model:
     """The model with its stored weights, whose file is read once.
 
@@ -204,7 +228,7 @@ def _trained_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, di
         _check_layers(vocabulary, directory, len(file.keys()))
         check_weights(file, path, outline(config, len(vocabulary), sentences=sentences).state_dict())
         model = build_model(config, len(vocabulary), sentences=sentences, pretrained=False)
-        load_weights(file, path, model)
+        load_weights(file, path, model.state_dict())
     return model
 
 

@@ -82,7 +82,7 @@ class Kind(Generic[C]):
         if config.encoder not in self.encoders:
             names = ", ".join(self.encoders)
             raise InputError(f"encoder: want one of {names} with model {self.name}, got {config.encoder!r}")
-        for name in () if self.encodes else ("vectors", "vocabulary"):
+        for name in () if self.encodes else ("vectors", "vocabulary", "init_from"):
             if (value := getattr(config, name)) is not None:
                 raise InputError(f"{name}: want none with model {self.name}, got {value!r}")
         if config.chunk is not None and not self.chunks:

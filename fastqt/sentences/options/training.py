@@ -63,6 +63,12 @@ class EncoderOptions:
         file="DIR",
         resume="move",
     )
+    init_from: str | None = option(
+        None,
+        "directory of an earlier run, whose weights and vocabulary the training begins with, at step 0 and "
+        "with a new optimiser; options of the encoder that are not given are those of that run",
+        file="RUN",
+    )
     pooling: Literal["cls", "cls_before_pooler", "mean"] = option(
         "cls", "how a huggingface encoder pools its token states"
     )

@@ -182,9 +182,9 @@ def set_generator_states(states: Mapping[str, Tensor], path: Path) -> None:
         raise InputError(f"{path} is damaged: rng: want the state of a generator: {error}") from error
 
 
-def load_weights(file: Any, path: Path, model: nn.Module) -> None:
-    """Loads finite weights into a model that fits them, from an open file that `save_model` wrote."""
-    for name, tensor in model.state_dict().items():
+def load_weights(file: Any, path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Loads finite weights into those of a model that fits, from an open file that `save_model` wrote."""
+    for name, tensor in weights.items():
         stored = file.get_tensor(name)
         if not stored.isfinite().all():
             raise InputError(

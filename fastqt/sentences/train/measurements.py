@@ -59,9 +59,12 @@ class Measurements:
         return measure() if self.ranks.is_first else {}
 
     def early_line(self, measured: Measured) -> dict[str, float]:
-        """The line of a report that is only shown, since the clock says when: the means are those without it."""
-        means = self.interval.means()
-        return {"step": self.progress.step, "loss": means["loss"], **self.objective.measure(measured), **means}
+        """The line of a report that is only shown, because the clock says when it comes.
+
+        What no step before it was measured for is that of this step.
+        """
+        means, figures = self.interval.means(), self.objective.measure(measured)
+        return {"step": self.progress.step, "loss": means["loss"], **figures, **means}
 
     def of_fresh_weights(self) -> dict[str, float]:
         """The line of a model that has not been trained yet: its validation.

@@ -88,7 +88,7 @@ class Objective(ABC, Generic[B]):
         return
 
     def _build_model(self) -> Model:
-        return build_model(self.config, len(self.vocabulary))
+        return build_model(self.config, len(self.vocabulary), pretrained=self.config.init_from is None)
 
     def clip_groups(self) -> list[list[Tensor]]:
         """The parameters of which each group has a norm of the gradient that is limited."""

@@ -23,6 +23,7 @@ from fastqt.sentences.text import Lexicon, Vocabulary, read_blocks, read_triplet
 from fastqt.sentences.text.batches import split, too_short
 from fastqt.sentences.text.reader import beside
 from fastqt.sentences.text.tables import data_files, is_table
+from fastqt.sentences.train.earlier_run import lexicon_of
 from fastqt.sentences.train.objectives import Training
 
 
@@ -94,9 +95,9 @@ def check_directory(directory: Path, config: TrainConfig, stored: TrainConfig | 
 def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lexicon, Progress]:
     """Reads the corpus once to count its sentences and to build the vocabulary.
 
-    With a Hugging Face checkpoint the vocabulary is that of its tokenizer, and a file with tokens may be
-    given. In a corpus of pairs and triplets, rows are counted as sentences. Each of the `ranks` processes
-    that train together needs the sentences of a batch.
+    With a Hugging Face checkpoint the vocabulary is that of its tokenizer, with an earlier run to begin with
+    that of the run, and a file with tokens may be given. In a corpus of pairs and triplets, rows are counted
+    as sentences. Each of the `ranks` processes that train together needs the sentences of a batch.
     """
     if config.column is not None and not any(map(is_table, corpus)):
         raise InputError(
@@ -119,7 +120,7 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
             yield from block.sentences
 
     vocabulary: Lexicon
-    if config.checkpoint is not None or config.vocabulary is not None:
+    if config.init_from is not None or config.checkpoint is not None or config.vocabulary is not None:
         vocabulary = _given_vocabulary(config)
         for _ in sentences():
             pass
@@ -133,6 +134,8 @@ def read_corpus(config: TrainConfig, corpus: list[str], ranks: int) -> tuple[Lex
 
 
 def _given_vocabulary(config: TrainConfig) -> Lexicon:
+    if config.init_from is not None:
+        return lexicon_of(config)
     if config.vocabulary is not None:
         return load_tokenizer(config, Path(config.vocabulary))
     from fastqt.integrations.huggingface import CheckpointVocabulary

@@ -20,6 +20,7 @@ from fastqt.sentences.runs.model import tables_of_vectors
 from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.text.reader import check_exists, check_rereadable
 from fastqt.sentences.text.vectors import vectors_of, width_of
+from fastqt.sentences.train.earlier_run import start_from_run
 from fastqt.sentences.train.loop import Outcome, Trainer
 from fastqt.sentences.train.objectives import Training
 from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
@@ -50,6 +51,8 @@ def train(
     another number of processes; with the same number, the bits are again those of an uninterrupted one.
     OtherRankError where another process has failed.
 
+    With `config.init_from` the model begins with the weights and the vocabulary of that run.
+
     QuickThoughts streams its corpus, which may be larger than memory. The other models shuffle their corpus,
     and therefore hold it in memory at four bytes per word. A loss that is not finite is refused.
 
@@ -60,7 +63,7 @@ def train(
         check_same_settings(config, ranks.first(lambda: config))
         if resume and stored is None and ranks.is_first and (directory / checkpoint.CONFIG).exists():
             stored = TrainConfig.load(directory / checkpoint.CONFIG)
-        if config.vectors is not None:
+        if config.vectors is not None and config.init_from is None:
             width = ranks.first(lambda: _width_of_words(config, stored))
             config = replace(config, word_dim=width)
         with _own(directory, config, ranks):
@@ -96,6 +99,8 @@ def _trainer(training: Training, display: type[Display]) -> Trainer:
     path, begins_anew = training.directory / checkpoint.CHECKPOINT, training.begins == "anew"
     if ranks.is_first and not begins_anew:
         checkpoint.load_checkpoint(path, trainer.model, trainer.optimizer, verified=True)
+    elif begins_anew and config.init_from is not None:
+        ranks.first(lambda: start_from_run(trainer.model, config))
     elif begins_anew and config.vectors is not None:
         ranks.first(lambda: _start_from_vectors(trainer.model, training.vocabulary, config, display.say))
 

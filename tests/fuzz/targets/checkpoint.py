@@ -73,7 +73,7 @@ def _read_model(content: bytes) -> bool:
         with open_tensors(path) as file:
             shape = checkpoint.stored_shape(file, path, "weight")
             checkpoint.check_weights(file, path, MODEL.state_dict())
-            checkpoint.load_weights(file, path, MODEL)
+            checkpoint.load_weights(file, path, MODEL.state_dict())
     except InputError as error:
         check_file_refusal(error, path)
         return False

@@ -14,6 +14,7 @@ from fastqt.integrations.huggingface import POOLINGS, CheckpointVocabulary, Hugg
 from fastqt.integrations.huggingface.masked_words import load_masked_word_head
 from fastqt.nn import MaskedWordHead, QuickThoughts, SimCSE
 from fastqt.nn.masked_words import Masking
+from fastqt.sentences.cli import main
 from fastqt.sentences.evaluation import load_encoder
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
@@ -264,6 +265,21 @@ def test_a_checkpoint_is_trained_on_pairs_with_prompts(checkpoint, tmp_path):
     assert "validation_mrr" in train(config, tmp_path / "run").metrics
     encoder = SentenceEncoder.load(tmp_path / "run")
     assert (encoder.encode(["cat sat"]) == encoder.encode(["the cat sat"], side="document")).all()
+
+
+def test_a_training_begins_with_a_run_whose_checkpoint_is_gone(checkpoint, tmp_path):
+    """The run has a copy of the tokenizer and of the configuration, and the weights that it has learnt."""
+    rows, copy = tmp_path / "rows.tsv", shutil.copytree(checkpoint, tmp_path / "copy")
+    rows.write_text("the cat sat\ta mat\ta cat\nthe mats\tsat on a cat\tthe mat\n" * 10)
+    settings = ["--model", "pairs", "--encoder", "huggingface", "--pooling", "mean", "--checkpoint"]
+    words = ["train", str(rows), "--batch-size", "8", "--steps", "2", "--out"]
+    assert main([*words, str(tmp_path / "run"), *settings, str(copy)]) == 0
+    shutil.rmtree(copy)
+    same = ["--init-from", str(tmp_path / "run"), "--learning-rate", "0"]
+    assert main([*words, str(tmp_path / "again"), *same]) == 0
+    texts = ["the cat sat", "a mat"]
+    vectors = [SentenceEncoder.load(tmp_path / name).encode(texts) for name in ("run", "again")]
+    assert np.array_equal(*vectors)
 
 
 def test_a_changed_tokenizer_is_not_resumed_with(run):

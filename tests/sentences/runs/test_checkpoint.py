@@ -238,7 +238,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path, name, value, message):
 def load_model(path, model):
     with open_tensors(path) as file:
         check_weights(file, path, model.state_dict())
-        load_weights(file, path, model)
+        load_weights(file, path, model.state_dict())
 
 
 def test_a_model_of_half_precision_is_read_and_one_of_integers_refused(tmp_path):
