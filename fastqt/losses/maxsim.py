@@ -259,12 +259,18 @@ class MaxSim(Scoring):
         rows = room.places // (T * M)
         return max(rows if self.kernels else min(rows, room.tile // (T * U)), 1)
 
-    def scores(self, rows: slice) -> Tensor:
+    def maxima(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """The sums of maxima (n, M), and if they are wanted their places (n T, M)."""
         if self.kernels is not None:
-            self.sums, self.places = self.kernels.maxima(rows, self.wants_places)
-        else:
-            tokens = self.p.queries[rows].flatten(0, 1)
-            self.sums, self.places = _maxima(tokens, self.p, self.wants_places)
+            return self.kernels.maxima(rows, self.wants_places)
+        return _maxima(self.p.queries[rows].flatten(0, 1), self.p, self.wants_places)
+
+    def weights_of_maxima(self, d_scores: Tensor, dtype: torch.dtype) -> Tensor:
+        """The derivatives of the loss by the maxima, (n T, M)."""
+        return (self.scale * d_scores).to(dtype).repeat_interleave(self.p.queries.shape[1], 0)
+
+    def scores(self, rows: slice) -> Tensor:
+        self.sums, self.places = self.maxima(rows)
         scores = self.scale * self.sums
         if self.p.bias is not None:  # also where the scale is 0
             scores.masked_fill_(self.sums.isneginf(), -torch.inf)
@@ -289,7 +295,7 @@ class MaxSim(Scoring):
             self.kernels.add_gradients(rows, self.places, weights, self.d_queries, self.d_candidates)
         else:
             tokens = p.queries[rows].flatten(0, 1)
-            weights = (self.scale * d_scores).to(tokens.dtype).repeat_interleave(p.queries.shape[1], 0)
+            weights = self.weights_of_maxima(d_scores, tokens.dtype)
             of_rows = None if self.d_queries is None else self.d_queries[rows].view(tokens.shape)
             _add_gradients(tokens, p, self.places, weights, of_rows, self.d_candidates)
 
@@ -327,7 +333,7 @@ def _maxima(
     return sums, places
 
 
-def _cross_entropy(
+def cross_entropy(
     p: MaxSimProblem, rows: slice, scores: Tensor, wants_derivatives: bool
 ) -> tuple[Tensor, Tensor]:
     """The losses of rows, (n,), and their derivatives with respect to the scores.
@@ -384,4 +390,4 @@ def _add_gradients(
             d_documents[block] += bags.view(-1, U, D)
 
 
-MAXSIM = ScoreOperator("maxsim", MaxSimProblem, _cross_entropy, MaxSim)
+MAXSIM = ScoreOperator("maxsim", MaxSimProblem, cross_entropy, MaxSim)

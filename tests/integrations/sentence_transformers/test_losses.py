@@ -8,6 +8,7 @@ import random
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from fastqt.integrations.sentence_transformers import (  # noqa: E402
     SentenceTransformerLoss,
     ranking,
 )
-from fastqt.integrations.sentence_transformers.multi_vector import divides_scores  # noqa: E402
+from fastqt.integrations.sentence_transformers.multi_vector import Scores, scores_of  # noqa: E402
 
 # In a container, where `patch` does not find them.
 THEIRS = {
@@ -89,6 +90,7 @@ OF_MULTI = {
         )
     },
     "XTR": {"similarity_fct": scoring.XTRScores(top_k=5), "scale": 5.0},
+    "XTR of all tokens": {"similarity_fct": functools.partial(scoring.xtr_scores, chunk_elements=99)},
 }
 LABELS = {
     "scores": torch.tensor([0.3, 0.9, 0.3, 0.0, 0.5]),
@@ -265,11 +267,17 @@ def test_multi_vector(of_tokens, name, case):
 
 
 def test_which_scores_of_several_vectors_are_computed_here():
-    assert divides_scores(scoring.colbert_scores) is False
-    assert divides_scores(scoring.mean_colbert_scores) is True
-    assert divides_scores(functools.partial(scoring.mean_colbert_scores, length_normalize=False)) is False
-    for other in (scoring.XTRScores(), scoring.xtr_scores, functools.partial(scoring.colbert_scores, None)):
-        assert divides_scores(other) is None
+    def of(function, gathers=False):
+        return scores_of(SimpleNamespace(similarity_fct=function, gather_across_devices=gathers))
+
+    assert of(scoring.colbert_scores) == of(scoring.colbert_scores, True) == Scores()
+    assert of(scoring.mean_colbert_scores) == Scores(divides=True)
+    assert of(functools.partial(scoring.mean_colbert_scores, length_normalize=False)) == Scores()
+    assert of(scoring.xtr_scores) == of(scoring.XTRScores()) == Scores(top_k=256)
+    assert of(functools.partial(scoring.XTRScores(5), chunk_elements=9)) == Scores(top_k=5)
+    for other in (scoring.XTRKDScores(), functools.partial(scoring.colbert_scores, None), max, [].append):
+        assert of(other) is None
+    assert of(scoring.XTRScores(), gathers=True) is None
 
 
 @pytest.mark.parametrize("name", [PLAIN, CACHED, "CoSENTLoss", *GISTS])
