@@ -53,7 +53,7 @@ def xtr_loss(
     require(have_tokens, "document_mask: want at least one token of the document of each query")
     p = problem_of(queries, documents, query_mask, document_mask, normalize=False)
     p.scale = scale
-    of_xtr = XtrProblem(**vars(p), query_mask=query_mask, top_k=top_k)
+    of_xtr = XtrProblem(*vars(p).values(), query_mask, top_k)
     return autograd.loss_of(of_xtr, "mean", XTR, "xtr_loss").to(loss_dtype(queries))
 
 
