@@ -52,8 +52,8 @@ def xtr_loss(
     have_tokens = document_mask[: len(queries)].any(1).all()
     require(have_tokens, "document_mask: want at least one token of the document of each query")
     p = problem_of(queries, documents, query_mask, document_mask, normalize=False)
-    p.scale = scale
-    of_xtr = XtrProblem(*vars(p).values(), query_mask, top_k)
+    excluded, first = None, 0
+    of_xtr = XtrProblem(p.queries, p.candidates, scale, p.reads, p.bias, excluded, first, query_mask, top_k)
     return autograd.loss_of(of_xtr, "mean", XTR, "xtr_loss").to(loss_dtype(queries))
 
 
