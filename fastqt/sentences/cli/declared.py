@@ -107,6 +107,10 @@ def _add(parser: argparse._ActionsContainer, each: Option, *, default: Any) -> N
         action = argparse.BooleanOptionalAction if given_only else "store_true"
         del shared["required"]
         parser.add_argument(each.flag, action=action, **shared)
+    elif each.alone:
+        parser.add_argument(
+            each.flag, nargs="?", const=each.alone, type=reader, metavar=_letter(each), **shared
+        )
     elif each.repeats:
         parser.add_argument(each.flag, action=Appended, type=reader, metavar=_letter(each), **shared)
     elif each.choices and each.count == 1:

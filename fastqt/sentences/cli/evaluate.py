@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fastqt.sentences.evaluation.suite import Results
     from fastqt.sentences.inference.encoder import SentenceEncoder
 
+RANDOM = "random"  # the baseline that is the same model with random weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(AnyEncoding, ProtocolOptions):
@@ -35,7 +37,13 @@ class Evaluate(AnyEncoding, ProtocolOptions):
 
     data: str = option(help="directory with one folder per task, or a set in BEIR's format", file="DIR")
     tasks: str | None = option(None, "tasks, as MR,CR,… (default: all in DIR)")
-    baseline: bool = option(False, "evaluate the same model with random weights too, and show both")
+    baseline: str | None = option(
+        None,
+        "evaluate another encoder too, named as MODEL is, and show the difference to it; without a name the "
+        "same model with random weights",
+        file="ENCODER",
+        alone=RANDOM,
+    )
     json: str | None = option(None, "file for all results", file="OUT")
     grid: Literal["paper", "senteval"] = option("paper", "values of C: 2^0 to 2^8, or 2^-2 to 2^3")
     raw: bool = option(False, "do not scale vectors, or their halves, to norm 1")
@@ -52,7 +60,8 @@ class Evaluate(AnyEncoding, ProtocolOptions):
         if self.json is not None:
             check_ending(self.json, ".json")
             check_can_be_written(self.json)
-        if self.baseline and (is_library_folder(self.model) or not Path(self.model).is_dir()):
+        random = self.baseline == RANDOM
+        if random and (is_library_folder(self.model) or not Path(self.model).is_dir()):
             raise InputError(f"baseline: want a directory that train wrote as MODEL, got {self.model}")
         about: dict[str, Any] = {"command": shlex.join(["fastqt", *sys.argv[1:]]), "model": self.model}
 
@@ -64,26 +73,24 @@ class Evaluate(AnyEncoding, ProtocolOptions):
             )
 
         def keep_baseline(results: Results) -> None:
-            about["baseline"] = {
-                "model": f"random:{self.model}",
-                "identity": random.identity,
-                **asdict(results),
-            }
+            about["baseline"] = {"model": other, "identity": of_other.identity, **asdict(results)}
             self._save_on_the_way(of_model, about)
 
         encoder = self._load(self.model)
         about["identity"] = encoder.identity
+        if self.baseline is not None:  # before any work, since there may be no such encoder
+            other = f"random:{self.model}" if random else self.baseline
+            of_other = self._load(other, encoder.of_run if random else None)
         of_model = results_of(encoder, lambda results: self._save_on_the_way(results, about))
         beside = None
-        if self.baseline:
-            say("the same with random weights")
-            random = self._load(f"random:{self.model}", encoder.of_run)
-            beside = results_of(random, keep_baseline)
+        if self.baseline is not None:
+            say("the same with random weights" if random else other)
+            beside = results_of(of_other, keep_baseline)
         try:
             if self.json is not None:
                 of_model.save(Path(self.json), **about)
         finally:  # what was computed is shown, even if it cannot be written
-            print(of_model.table(beside), flush=True)
+            print(of_model.table(beside, _short(self.baseline or RANDOM)), flush=True)
         return 1 if of_model.failed or (beside is not None and beside.failed) else 0
 
     def _load(self, name: str, like: SentenceEncoder | None = None) -> NamedEncoder:
@@ -98,3 +105,8 @@ class Evaluate(AnyEncoding, ProtocolOptions):
         if self.json is not None and (Path(self.json).is_file() or not Path(self.json).exists()):
             with contextlib.suppress(InputError):  # the disk may have room again at the end
                 results.save(Path(self.json), **about)
+
+
+def _short(encoder: str) -> str:
+    """The name of an encoder as the head of a column: of a path, the last part."""
+    return Path(encoder).name or encoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,14 @@ from tqdm import tqdm
 
 from fastqt._version import __version__
 from fastqt.errors import InputError, one_line
+from fastqt.sentences.evaluation.alive import alive
 from fastqt.sentences.evaluation.data import find
 from fastqt.sentences.evaluation.encoders import PromptedEncode
 from fastqt.sentences.evaluation.judged import judged_sets, read_judged
+from fastqt.sentences.evaluation.table import table_lines
 from fastqt.sentences.evaluation.tasks import Source, Task, sources
 from fastqt.sentences.evaluation.vectors import Encode, Vectors, embed, say
-from fastqt.sentences.json_text import DETAILS, flat_figures, to_json
+from fastqt.sentences.json_text import DETAILS, to_json
 from fastqt.sentences.options.commands import PAPER_GRID, EvaluationOptions, SSTTraining
 from fastqt.sentences.runs.files import write_atomically
 
@@ -44,46 +46,16 @@ class Results:
     failed: dict[str, str] = field(default_factory=dict)  # why some tasks could not be evaluated
     unfinished: tuple[str, ...] = ()  # tasks that are left, in results that were kept on the way
 
-    def table(self, baseline: Results | None = None) -> str:
-        """The results as text: each line has a task, the name of a figure and its value.
+    def table(self, baseline: Results | None = None, name: str = "random") -> str:
+        """The results as text: each line has a task, the name of a figure and its value, mostly in per cent.
 
-        A baseline, the results of the same tasks for another encoder, stands beside in a column of its own;
-        then the first line names the columns. Below the figures stands why some are not defined, and which
-        tasks have failed.
+        Below them are the means of what several tasks have. The results of the same tasks for another
+        encoder, the `baseline` of this name, stand beside, with the difference to them; then the first line
+        names the columns. Below the figures stands why some are not defined, and which tasks have failed.
         """
-        columns = [
-            {
-                (task, name): value
-                for task, figures in each.tasks.items()
-                for name, value in flat_figures(figures)
-            }
-            for each in (self, baseline)
-            if each is not None
-        ]
-        rows = [
-            [
-                *key,
-                *(
-                    "–" if math.isnan(column.get(key, math.nan)) else f"{column[key]:.4f}"
-                    for column in columns
-                ),
-            ]
-            for key in dict.fromkeys(chain.from_iterable(columns))
-        ]
-
-        if baseline is not None:
-            rows.insert(0, ["task", "figure", "model", "random"])
-        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                f"{cell:<{size}}" if place < 2 else f"{cell:>{size}}"
-                for place, (cell, size) in enumerate(zip(row, sizes, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join(
-            [*lines, *self._remarks(), *([] if baseline is None else baseline._remarks("random "))]
-        )
+        lines = table_lines(self.tasks, None if baseline is None else baseline.tasks, name)
+        others = [] if baseline is None else baseline._remarks(f"{name} ")
+        return "\n".join([*lines, *self._remarks(), *others])
 
     def _remarks(self, whose: str = "") -> list[str]:
         undefined = [
@@ -182,7 +154,8 @@ def evaluate(
         bar.set_description(name)
         start = time.perf_counter()
         try:
-            results.tasks[name] = task.evaluate(_of_task(task, vectors, encode), options)
+            with alive(bar, name) if progress else contextlib.nullcontext():
+                results.tasks[name] = task.evaluate(_of_task(task, vectors, encode), options)
         except Exception as error:  # the results of the other tasks are kept, whatever it is
             results.failed[name] = reason_of(error)
         seconds = time.perf_counter() - start

@@ -48,6 +48,7 @@ def option(
     repeats: bool = False,
     spaced: bool = False,
     resume: Resume = "same",
+    alone: str = "",
 ) -> Any:
     """Declares an option: a field of a record, whose annotation is the type of the values.
 
@@ -63,10 +64,11 @@ def option(
         repeats: several values are given by repeating the option, and not with commas between them.
         spaced: several values are given with blanks between them.
         resume: what a resumed training may do with it.
+        alone: the value where the option stands on the command line without one.
     """
     ranges = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
     rest = {"varies": varies, "file": file, "flag": flag, "positional": positional}
-    rest |= {"repeats": repeats, "spaced": spaced, "resume": resume}
+    rest |= {"repeats": repeats, "spaced": spaced, "resume": resume, "alone": alone}
     metadata = {"help": help, "default": default, "choices": tuple(choices), **ranges, **rest}
     if default is MISSING:
         return field(metadata=metadata)
@@ -95,6 +97,7 @@ class Option:
     repeats: bool
     spaced: bool
     resume: Resume
+    alone: str
 
     def check(self, value: Any) -> None:
         """Checks a value; InputError names the option, what is wanted, and what was given."""

@@ -3,12 +3,16 @@
 import io
 import json
 import math
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fastqt.sentences.cli import main
+from fastqt.sentences.evaluation import alive
+from fastqt.sentences.evaluation.table import table_lines
 from fastqt.sentences.json_text import to_json
 from fastqt.sentences.runs.tensor_files import open_tensors
 from fastqt.sentences.train.summary import closing_table
@@ -31,10 +35,15 @@ def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
     assert len(told) == 7
     ours, _ = evaluated(capsys, model, *options, own)
     theirs, _ = evaluated(capsys, f"random:{model}", *options, alone)
-    assert rows[0] == ["task", "figure", "model", "random"]
-    assert rows[1:] == [[*one, other[-1]] for one, other in zip(ours, theirs, strict=True)]
+    assert rows[0] == ["task", "figure", "model", "random", "difference"]
+    assert [row[:-1] for row in rows[1:]] == [
+        [*one, other[-1]] for one, other in zip(ours, theirs, strict=True)
+    ]
     assert [row[:2] for row in ours] == [["MR", "accuracy"], ["STS12", "pearson"], ["STS12", "spearman"]]
-    assert any(row[-1] != row[-2] for row in rows[1:])
+    assert any(row[2] != row[3] for row in rows[1:])
+    for *_, one, other, difference in rows[1:]:
+        assert one[-1] == other[-1] == "%"
+        assert float(difference) == pytest.approx(float(one[:-1]) - float(other[:-1]), abs=0.011)
 
     stored, model_alone, random_alone = (json.loads(path.read_text()) for path in (both, own, alone))
     assert stored["baseline"]["model"] == f"random:{model}"
@@ -47,6 +56,59 @@ def test_the_baseline_stands_beside_the_model(model, reviews, tmp_path, capsys):
     evaluated(capsys, model, *options, own, "--tasks", "MR", "--grid", "senteval")
     stored = json.loads(own.read_text())
     assert (list(stored["tasks"]), max(stored["settings"]["grid"])) == (["MR"], 8)
+
+
+def test_another_encoder_is_the_baseline(model, reviews, tmp_path, capsys):
+    """A folder of word vectors as well as a run; one that is not there is refused before any work."""
+    (tmp_path / "words.txt").write_text("place1 1 0\nplace2 0 1\nplace3 1 1\n")
+    other, out = f"word-vectors:{tmp_path}/words.txt", tmp_path / "out.json"
+    rows, told = evaluated(capsys, model, "--baseline", other, "--data", reviews, "--json", out)
+    assert rows[0] == ["task", "figure", "model", "words.txt", "difference"]
+    theirs, _ = evaluated(capsys, other, "--data", reviews)
+    assert [row[3] for row in rows[1:4]] == [row[-1] for row in theirs[:3]]  # what follows is remarks
+    assert rows[1][3] != rows[1][2]
+    assert other in told
+    assert json.loads(out.read_text())["baseline"]["model"] == other
+    message = error_line(capsys, "evaluate", model, "--baseline", str(tmp_path / "no"), "--data", reviews)
+    assert message == f"no trained model: {tmp_path}/no is not a directory"
+
+
+def test_the_table_has_per_cent_and_means_of_what_several_tasks_have():
+    """The mean of two accuracies and of two coefficients; none of what chose a model, or one task has."""
+    tasks = {
+        "MR": {"accuracy": 0.8, "C": 4.0},
+        "TREC": {"accuracy": 0.7, "cv_accuracy": 0.75},
+        "MRPC": {"accuracy": math.nan, "f1": 0.5, "cv_accuracy": 0.6, "undefined": "no pairs"},
+        "SICK": {"spearman": 0.61, "mse": 0.3, "dev_spearman": 0.2},
+        "STS12": {"spearman": 0.5, "dev_spearman": 0.4},
+    }
+    lines = [line.split("  ") for line in table_lines(tasks)]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert cells[-2:] == [
+        ["mean of 2 tasks", "accuracy", "75.00%"],
+        ["mean of 2 tasks", "spearman", "55.50%"],
+    ]
+    assert ["SICK", "mse", "0.3000"] in cells
+    assert ["MRPC", "accuracy", "–"] in cells
+    assert sum(cell[0].startswith("mean") for cell in cells) == 2
+
+    lower = {name: {each: -0.1 for each in figures if each == "accuracy"} for name, figures in tasks.items()}
+    assert table_lines(tasks, lower, "other")[0].split() == ["task", "figure", "model", "other", "difference"]
+    assert table_lines(tasks, lower, "other")[1].split()[-3:] == ["80.00%", "-10.00%", "+90.00"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_task_shows_that_it_lives(monkeypatch, capsys, terminal):
+    """On a terminal the bar moves, and elsewhere there are lines; after the task there is nothing more."""
+    told, moved = threading.Event(), threading.Event()
+    bar = SimpleNamespace(refresh=moved.set)
+    monkeypatch.setattr(alive, "TICK" if terminal else "WORD", 0.001)
+    monkeypatch.setattr(alive, "say", lambda text: text.startswith("TREC: ") and told.set())
+    monkeypatch.setattr(alive.sys.stderr, "isatty", lambda: terminal, raising=False)
+    with alive.alive(bar, "TREC"):
+        assert (moved if terminal else told).wait(60)
+    assert not (told if terminal else moved).is_set()
+    assert not any(thread.name == "alive" for thread in threading.enumerate())
 
 
 def test_progress_is_told_line_by_line_where_there_is_no_terminal(model, reviews, capsys, monkeypatch):
@@ -94,7 +156,8 @@ def test_a_retrieval_set_is_a_task_like_others(model, planted, tmp_path, capsys)
     names = ["nDCG@10", "MRR@10", "MAP@1000", "recall@1", "recall@10", "recall@100"]
     assert [row[:2] for row in rows] == [["planted", name] for name in names]
     stored = json.loads(out.read_text())["tasks"]["planted"]
-    assert [float(row[2]) for row in rows] == pytest.approx([stored[name] for name in names], abs=1e-4)
+    shown = [float(row[2].removesuffix("%")) / 100 for row in rows]
+    assert shown == pytest.approx([stored[name] for name in names], abs=1e-4)
     assert stored["recall@1"] > 0.9
     message = error_line(capsys, "evaluate", model, "--data", tmp_path / "data", "--tasks", "plants")
     assert message.startswith("tasks: want some of MR, ")

@@ -85,7 +85,7 @@ def test_options_change_their_tasks(data):
 def test_results_as_table_and_file(data, tmp_path):
     results = evaluate(BagOfWords(), data, ["MR", "STS14", "STSB"], grid=GRID)
     lines = results.table().splitlines()
-    assert lines[0].split() == ["MR", "accuracy", "1.0000"]
+    assert lines[0].split() == ["MR", "accuracy", "100.00%"]
     assert [line.split()[:3] for line in lines[1:3]] == [["STS14", "all", x] for x in ("pearson", "spearman")]
     assert len(lines) == 1 + 6 + 4
     assert len({len(line) for line in lines}) == 1
