@@ -1,19 +1,20 @@
-"""PyLate's contrastive loss of ColBERT models, without the scores of all pairs of tokens."""
+"""PyLate's contrastive losses of ColBERT models, without the scores of all pairs of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastqt.cached import cached_embeddings
 from fastqt.checks import check_flag, check_number, check_size, shown
 from fastqt.integrations._gathering import group_of
 from fastqt.losses import maxsim_loss
 
-__all__ = ["Contrastive"]
+__all__ = ["CachedContrastive", "Contrastive"]
 
 MAXSIM = ("ColBERTScores", "colbert_scores")  # what PyLate calls the score that is computed here
 
@@ -91,7 +92,7 @@ class Contrastive(nn.Module):
         """
         columns = list(sentence_features)
         owner: Any = self.model if hasattr(self.model, "skiplist") else self.model.module  # of DDP
-        vectors = [F.normalize(self.model(features)["token_embeddings"], dim=2) for features in columns]
+        vectors = [F.normalize(x, dim=2) for x in self.embed(columns)]
         masks = [_scored(features, owner.skiplist) for features in columns[1:]]
         masks.insert(0, columns[0]["attention_mask"].bool())
 
@@ -113,6 +114,67 @@ class Contrastive(nn.Module):
             group=group,
         )
         return loss if group is None else loss * group.size
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
+        """The vectors of each column's tokens, (B, T, D)."""
+        return [self.model(features)["token_embeddings"] for features in columns]
+
+
+class CachedContrastive(Contrastive):
+    """The same for batches whose graph does not fit into the memory: it holds that of one mini-batch.
+
+    It has the arguments and values of `pylate.losses.CachedContrastive`. Its gradients are of the value.
+    PyLate's are so with `size_average=False` alone: with the mean they are those of the sum, larger by the
+    number of queries. The model runs twice on all mini-batches but one, as `fastqt.cached_backward` says.
+
+    Args:
+        mini_batch_size: the most texts of a column that the model embeds at once.
+        show_progress_bar: is not needed, and shows nothing.
+        model, score_metric, score_mini_batch_size, size_average, gather_across_devices, temperature: as of
+            `Contrastive`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    Example:
+        >>> import torch
+        >>> from fastqt.integrations.pylate import CachedContrastive
+        >>> class Model(torch.nn.Embedding):
+        ...     skiplist, do_query_expansion = [3], True
+        ...     def forward(self, features):
+        ...         return {"token_embeddings": super().forward(features["input_ids"])}
+        >>> features = {"input_ids": torch.randint(9, (4, 5)), "attention_mask": torch.ones(4, 5)}
+        >>> CachedContrastive(Model(9, 4), mini_batch_size=2)([features, features]).backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score_metric: Callable[..., Tensor] | None = None,
+        mini_batch_size: int = 32,
+        score_mini_batch_size: int | None = None,
+        size_average: bool = True,
+        gather_across_devices: bool = False,
+        show_progress_bar: bool = False,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(
+            model, score_metric, score_mini_batch_size, size_average, gather_across_devices, temperature
+        )
+        check_size("mini_batch_size", mini_batch_size)
+        check_flag("show_progress_bar", show_progress_bar)
+        self.mini_batch_size = mini_batch_size
+        self.show_progress_bar = show_progress_bar
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> Sequence[Tensor]:
+        """The vectors of each column's tokens, whose backward pass embeds the mini-batches again."""
+        model = self.model
+
+        def encoder(**features: Any) -> Tensor:
+            vectors: Tensor = model(features)["token_embeddings"]
+            return vectors
+
+        return cached_embeddings([encoder] * len(columns), columns, chunk_size=self.mini_batch_size)
 
 
 def _scored(features: dict[str, Tensor], skiplist: Iterable[int]) -> Tensor:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastqt
-from fastqt.integrations.pylate import Contrastive
+from fastqt.integrations.pylate import CachedContrastive, Contrastive
 from tests.shared.tolerances import FLOAT64, relative
 
 SKIPLIST = [2, 5]
@@ -81,6 +81,41 @@ def test_is_pylates(count, expands):
     compare(Contrastive(model, **options)(features), losses.Contrastive(model, **options)(features), model)
 
 
+@pytest.mark.parametrize("mini_batch_size", [1, 2, 32])
+@pytest.mark.parametrize("size_average", [True, False])
+def test_mini_batches_change_neither_value_nor_gradients(size_average, mini_batch_size):
+    model, features = Tokens(), columns(3)
+    loss = CachedContrastive(model, None, mini_batch_size, size_average=size_average, temperature=0.3)
+    value = loss(features)
+    (3 * value).backward()
+    theirs = formula(model, features, 0.3, size_average)
+    (wanted,) = torch.autograd.grad(3 * theirs, model.weight)
+    assert relative(value, theirs) < FLOAT64
+    assert relative(model.weight.grad, wanted) < FLOAT64
+    with torch.no_grad():
+        assert loss(features) == value
+
+
+def test_cached_values_are_pylates():
+    """Of its gradients those of the mean are larger by the number of queries."""
+    losses = pytest.importorskip("pylate.losses", reason="PyLate is not installed")
+    model, features = Tokens(), columns(3)
+    for size_average in (True, False):
+        options = {"mini_batch_size": 2, "size_average": size_average, "temperature": 0.3}
+        values, gradients = [], []
+        for kind in (CachedContrastive, losses.CachedContrastive):
+            model.zero_grad()
+            value = kind(model, **options)(features)
+            value.backward()
+            values.append(value.detach())
+            gradients.append(model.weight.grad.clone())
+        assert relative(*values) < FLOAT64
+        assert (
+            relative(gradients[0] * (len(features[0]["input_ids"]) if size_average else 1), gradients[1])
+            < 1e-6
+        )
+
+
 @pytest.mark.parametrize("options", [{}, {"normalize_scores": False, "size_average": False}])
 def test_scores_of_a_teacher_are_pylates(options):
     """What docs/migrating.md has in place of PyLate's `Distillation`, of the scores that PyLate computes."""
@@ -129,3 +164,10 @@ def test_a_model_within_ddp_and_columns_of_other_lengths():
 def test_refuses_nonsense(options, error, message):
     with pytest.raises(error, match=f"^{message}"):
         Contrastive(**{"model": Tokens(), **options})
+    with pytest.raises(error, match=f"^{message}"):
+        CachedContrastive(**{"model": Tokens(), **options})
+
+
+def test_refuses_mini_batches_of_no_texts():
+    with pytest.raises(ValueError, match=r"^mini_batch_size: want at least 1"):
+        CachedContrastive(Tokens(), mini_batch_size=0)
