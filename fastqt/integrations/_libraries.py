@@ -13,7 +13,9 @@ LIBRARIES = {
     "pyarrow": ("pyarrow", "18", "datasets"),
     "pytorch_metric_learning": ("pytorch-metric-learning", "2.8", "metric"),
     "sentence_transformers": ("sentence-transformers", "6", "st"),
+    "tensorboard": ("tensorboard", "2.15", "tensorboard"),
     "transformers": ("transformers", "5", "hf"),
+    "wandb": ("wandb", "0.18", "wandb"),
 }
 
 

@@ -21,12 +21,23 @@ class Export(Command, ExportOptions):
 
     model: str = option(help="a directory that train wrote", file="MODEL", positional=True)
     out: str = option(help="directory to write", file="DIR")
+    push_to_hub: str | None = option(
+        None,
+        "upload DIR to this repository of the Hugging Face hub, OWNER/NAME, which is made as a private one "
+        "if it is not there",
+        file="REPO",
+    )
 
     def run(self) -> int:
         from fastqt.sentences.inference.export import export_run
+        from fastqt.sentences.inference.export.hub import check_hub, push
 
+        if self.push_to_hub is not None:
+            check_hub()
         width = export_run(
             self.model, self.out, self.format, normalize=not self.raw, overwrite=self.overwrite
         )
         print(f"{self.out}: {self.format}, vectors of width {width}")
+        if self.push_to_hub is not None:
+            print(f"{push(self.out, self.push_to_hub)}: uploaded")
         return 0

@@ -18,7 +18,7 @@ from fastqt.sentences.cli.declared import add_group, add_options, help_of, in_wo
 from fastqt.sentences.cli.streams import discard_what_cannot_be_written, fail
 from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.options.option import Option, option, options_of
-from fastqt.sentences.runs.config import KINDS, TrainConfig
+from fastqt.sentences.runs.config import KINDS, TrainConfig, settings_of_file
 
 if TYPE_CHECKING:
     from fastqt.sentences.train.loop import Outcome
@@ -42,6 +42,11 @@ class Train(Command):
     )
     out: str = option(help="directory for the model, the metrics and the checkpoints", file="DIR")
     resume: bool = option(False, "continue the run in DIR, if there is one")
+    config: str | None = option(
+        None,
+        "options as JSON, such as the config.json of a run; those of the command line stand above them",
+        file="FILE",
+    )
     settings: Mapping[str, Any] = field(default_factory=dict)  # those that are on the command line
 
     @classmethod
@@ -72,11 +77,13 @@ class Train(Command):
         from fastqt.sentences.train.earlier_run import settings_like
 
         settings = {**self.settings, **({"corpus": self.corpus} if self.corpus else {})}
+        if self.config is not None:
+            settings = {**settings_of_file(self.config), **settings}
         out, path = self.out, Path(self.out, CONFIG)
         stored = TrainConfig.load(path) if self.resume and path.exists() else None
         if stored is not None:
             config = replace(stored, **settings)
-        elif self.corpus:
+        elif settings.get("corpus"):
             if (run := settings.get("init_from")) is not None:
                 settings = settings_like(run, settings)
             config = TrainConfig(**settings)

@@ -211,6 +211,9 @@ class RunOptions:
         "--resume can go on with more --epochs or --steps",
         resume="change",
     )
+    log: Literal["tensorboard", "wandb"] | None = option(
+        None, "where the figures of each report go too, by the library of this name", resume="change"
+    )
     device: Device = option("auto", "where to compute", resume="change")
     timeout: int = option(
         600,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,6 +169,24 @@ class TrainConfig(gloss.GlossPosOptions, pairs.PairsOptions, views.MixOptions, c
         if self.dev is not None:
             return DEV_MEASURE
         return LOSS_MEASURE if self.early_stop is not None else None
+
+
+def settings_of_file(path: str) -> dict[str, Any]:
+    """The options in a JSON file, which are checked where they are used; a run's config.json is one."""
+    try:
+        values = read_object(path, most_bytes=LARGEST_FILE)
+    except FileNotFoundError:
+        raise InputError(f"config: no such file: {path}") from None
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    for name in ("fastqt", "format"):  # which version has written it
+        values.pop(name, None)
+    names = options_of(TrainConfig)
+    for name in values:
+        if name not in names:
+            nearest = get_close_matches(name, names, n=1)
+            hint = "".join(f"; did you mean {each}?" for each in nearest)
+            raise InputError(f"{path}: unknown option {one_line(name, 100)!r}{hint}")
+    return with_tuples(values)
 
 
 def with_tuples(values: dict[str, Any]) -> dict[str, Any]:

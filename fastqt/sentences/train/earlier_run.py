@@ -27,14 +27,15 @@ OF_WORDS = ("vocabulary", "vocab_size", "unknown", "max_length", "query_prompt",
 
 def settings_like(run: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """These settings with those of the encoder and the words of a run, where they have none of their own."""
-    if settings.get("checkpoint") is not None:
+    copy = str(Path(run, HUGGINGFACE))
+    if settings.get("checkpoint") not in (None, copy):
         raise InputError(f"init_from: want none with checkpoint, got {run}")
     earlier = _settings_of(run)
     kind = KINDS[settings.get("model", earlier.model)]
     names = [name for name in (*options_of(EncoderOptions), *OF_WORDS, "model") if name != "init_from"]
     inherited = {name: getattr(earlier, name) for name in names if name == "model" or kind.has(name)}
     if earlier.checkpoint is not None:
-        inherited["checkpoint"] = str(Path(run, HUGGINGFACE))
+        inherited["checkpoint"] = copy
     return {**inherited, **settings}
 
 

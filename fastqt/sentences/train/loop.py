@@ -16,6 +16,7 @@ from fastqt.sentences.runs import checkpoint
 from fastqt.sentences.runs.metrics_file import MetricsLog
 from fastqt.sentences.runs.progress import FINISHED, save_finished
 from fastqt.sentences.text import Batch, Sample, Span
+from fastqt.sentences.train.loggers import Log, logger
 from fastqt.sentences.train.measurements import Measurements
 from fastqt.sentences.train.objectives import Measured, Objective, Training, Turn
 from fastqt.sentences.train.progress import (
@@ -72,6 +73,7 @@ class Trainer:
         self.precision = Precision(config.precision, training.device, progress)
         self.factor = Factor(config, self.last_step)
         self.schedule = schedule_of(self.optimizer, config.learning_rate, self.factor, progress.step)
+        self._log: Log = lambda line: None
         self._rest: tuple[Span, ...] | None = None  # what remains of the epoch for this rank
 
     def run(self, display_class: type[Display] = Display) -> Outcome:
@@ -91,6 +93,7 @@ class Trainer:
             if ranks.is_first:
                 path = self.directory / checkpoint.METRICS
                 log = stack.enter_context(contextlib.closing(MetricsLog(path, progress.metrics_length)))
+                self._log = stack.enter_context(logger(config, self.directory))
             line = self._measure_fresh_weights(log, display)
 
             stopped_by, silent, began = None, log is not None, Moment.now()
@@ -161,6 +164,7 @@ class Trainer:
         line = figures | {"seconds": self.progress.seconds, "cpu_seconds": self.progress.cpu_seconds}
         if log is not None:
             log.write(line)
+            self._log(line)
         display.report(line)
         return line
 

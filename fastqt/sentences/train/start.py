@@ -21,6 +21,7 @@ from fastqt.sentences.text import Lexicon, Vocabulary
 from fastqt.sentences.text.reader import check_exists, check_rereadable
 from fastqt.sentences.text.vectors import vectors_of, width_of
 from fastqt.sentences.train.earlier_run import start_from_run
+from fastqt.sentences.train.loggers import check_logger
 from fastqt.sentences.train.loop import Outcome, Trainer
 from fastqt.sentences.train.objectives import Training
 from fastqt.sentences.train.preparation import check_same_settings, own_run, prepare
@@ -79,6 +80,7 @@ def _own(directory: Path, config: TrainConfig, ranks: Ranks) -> Iterator[None]:
     if not ranks.is_first:
         yield
         return
+    check_logger(config)
     check_rereadable("corpus", config.corpus)
     check_rereadable("teacher", config.teacher or ())
     for name, path in (("valid", config.valid), ("dev", config.dev)):  # --resume reads them again
