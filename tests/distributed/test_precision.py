@@ -21,6 +21,7 @@ from tests.shared.sharded_precision import (
     error,
     errors,
     errors_of_a_ring_of_kernels,
+    errors_of_kernels_with_masks,
     errors_without_float64,
 )
 from tests.shared.tolerances import EAGER_FACTOR
@@ -83,6 +84,13 @@ def test_ranks_without_float64(ranks):
 def test_a_ring_of_softmaxes_takes_an_engine_that_knows_whole_rows(ranks):
     for found in ranks(2).run(errors_of_a_ring_of_kernels):
         assert max(found) < FEW_ROUNDINGS
+
+
+@pytest.mark.slow
+def test_kernels_with_masks_over_ranks(ranks):
+    for found in ranks(2).run(errors_of_kernels_with_masks):
+        for case, most in found:
+            assert most < FEW_ROUNDINGS, case
 
 
 def test_engines_say_whether_they_take_columns():

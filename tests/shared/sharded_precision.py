@@ -130,3 +130,32 @@ def errors_of_a_ring_of_kernels() -> list[float]:
         total = fastqt.info_nce_loss(x, y, scale=SCALE, normalize=True, group=group, backend="triton")
         results = [total.detach(), *torch.autograd.grad(total, (x, y))]
     return [float((p - q).norm() / q.norm()) for p, q in zip(results, truth, strict=True)]
+
+
+WALKS = ("clip_loss", "dcl_loss", "hcl_loss")
+
+
+def errors_of_kernels_with_masks() -> list[tuple[str, float]]:
+    """Those of losses whose kernels walk over scores in both directions, and whose ids leave cells.
+
+    Half of the ids that are equal are of other ranks' rows.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own, (a, b) = slice(rank * ROWS // size, (rank + 1) * ROWS // size), batch(False)
+    ids = torch.arange(ROWS) % (ROWS // 3)
+    found = []
+    for loss in WALKS:
+        x, y = (z.double().requires_grad_() for z in (a, b))
+        options = {"scale": 4.0, "backend": "reference"}
+        whole = getattr(fastqt, loss)(x, y, exclude=fastqt.Same(ids), **options)
+        truth = [whole.detach(), *(z[own] for z in torch.autograd.grad(whole, (x, y)))]
+
+        x, y = (z[own].clone().requires_grad_() for z in (a, b))
+        with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+            group = Group(gradients="sum")
+            options = {"scale": 4.0, "backend": "triton", "group": group}
+            total = getattr(fastqt, loss)(x, y, exclude=fastqt.Same(ids[own]), **options)
+            results = [total.detach(), *torch.autograd.grad(total, (x, y))]
+        wrong = [float((p - q).norm() / q.norm()) for p, q in zip(results, truth, strict=True)]
+        found.append((loss, max(wrong)))
+    return found
