@@ -93,7 +93,7 @@ def test_mini_batches_change_neither_value_nor_gradients(size_average, mini_batc
     assert relative(value, theirs) < FLOAT64
     assert relative(model.weight.grad, wanted) < FLOAT64
     with torch.no_grad():
-        assert loss(features) == value
+        assert relative(loss(features), value) < FLOAT64
 
 
 def test_cached_values_are_pylates():
