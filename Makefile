@@ -19,6 +19,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfi
 # own, which has torch and what the site needs, and no extension.
 docs: .venv-docs/ready
 	.venv-docs/bin/python -m sphinx -W --keep-going -n -q -j auto -d build/docs/doctrees docs build/docs/html
+	@echo "The site: $(abspath build/docs/html/index.html)"
 
 # What one runs between two edits: a sample of every area. It leaves out the tests that are marked slow.
 test: .venv/built
@@ -93,6 +94,7 @@ wheel: .venv/built
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' \
 		--wheel-dir dist build/wheel/*.whl
 	$(BIN)/abi3audit --strict dist/*.whl
+	@$(BIN)/python packaging/wheel_code.py dist/*.whl
 
 # Every fuzz target for an equal share of the minutes, or until it finds something. The tests replay without atheris
 # what was found.
@@ -137,7 +139,8 @@ DOCS_NEED := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["pro
 	touch $@
 
 # The torch of .venv has no CUDA to use kernels with: they are compiled for wheels, or with FASTQT_CUDA_HOME set.
-# An error in C++ ends it. FASTQT_PURE=1 make test is for a machine without a compiler.
+# An error in C++ ends it. FASTQT_PURE=1 make test is for a machine without a compiler. In the mode `compat` a path leads to
+# the checkout, which type checkers and editors follow; by default an import hook does, which they do not.
 .venv/built: .venv/ready setup.py $(CSRC)
-	FASTQT_REQUIRE_EXTENSION=$(if $(filter 1,$(FASTQT_PURE)),0,1) FASTQT_CUDA_HOME="$(FASTQT_CUDA_HOME)" $(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+	FASTQT_REQUIRE_EXTENSION=$(if $(filter 1,$(FASTQT_PURE)),0,1) FASTQT_CUDA_HOME="$(FASTQT_CUDA_HOME)" $(BIN)/pip install --quiet --no-build-isolation --config-settings editable_mode=compat --editable '.[dev]'
 	touch $@

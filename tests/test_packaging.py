@@ -133,11 +133,21 @@ def test_one_wheel_for_every_python(wheel, tmp_path, environment):
 def test_an_editable_install_uses_the_checkout(tmp_path, environment):
     """Its kernels too, which lie outside of the folder fastqt/ there."""
     source = copy_sources(tmp_path / "source")
-    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    settings = {"editable_mode": "compat"}  # that of the Makefile
+    build = (
+        f"import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1], {settings})"
+    )
     run(sys.executable, "-c", build, tmp_path, cwd=source, environment={**environment, "FASTQT_PURE": "1"})
     (wheel,) = tmp_path.glob("*.whl")
     _, printed = install_and_use(wheel, tmp_path, environment)
     assert printed.startswith(str(source))
+    assert "editable_mode=compat" in (source / "Makefile").read_text()
+
+    # A type checker finds it, which follows paths and no import hooks.
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", tmp_path / "fresh" / "bin" / "python"]
+    program = "import fastqt\nreveal_type(fastqt.show_config)\n"
+    shown = run(*mypy, "-c", program, cwd=tmp_path, environment=environment)
+    assert 'Revealed type is "def ()' in shown
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from fastqt.engines import ops
 # The vector instructions of fastqt's own products, in the order of `Vectors` in csrc/cpu/panel_product.h.
 PRODUCT_LEVELS = ("none", "NEON", "AVX2", "AVX-512", "AVX512-BF16", "AMX")
 FATBIN = struct.pack("<I", 0xBA55ED50)  # what a collection of code for GPUs begins with
+# Bits of an entry's flags: code for one architecture alone, as sm_90a, or for its family, as sm_100f.
+VARIANTS = {1 << 20: "a", 1 << 21: "f"}
 PTX, SASS = 1, 2  # kinds of its entries: code that the driver compiles, and code for one architecture
 # The levels that csrc/cpu is compiled for besides the oldest, and the flags of a processor that has them.
 LEVELS = {
@@ -98,15 +100,21 @@ def architectures(library: bytes) -> list[str]:
     while start >= 0:
         header, size = struct.unpack_from("<6xHQ", library, start) if start + 16 <= len(library) else (0, 0)
         entry, end = start + header, start + header + size
-        while header and entry + 32 <= end <= len(library):
+        while header and entry + 44 <= end <= len(library):
             kind, of_entry, of_code, number = struct.unpack_from("<H2xIQ12xI", library, entry)
             if kind in (PTX, SASS):
-                found.add((kind == PTX, number))
+                (flags,) = struct.unpack_from("<I", library, entry + 40)
+                found.add(
+                    (kind == PTX, number, "".join(name for bit, name in VARIANTS.items() if flags & bit))
+                )
             if not of_entry:
                 break
             entry += of_entry + of_code
         start = library.find(FATBIN, start + 4)
-    return [f"PTX of compute_{number}" if is_ptx else f"sm_{number}" for is_ptx, number in sorted(found)]
+    return [
+        f"{'PTX of compute' if is_ptx else 'sm'}_{number}{variant}"
+        for is_ptx, number, variant in sorted(found)
+    ]
 
 
 def gpus() -> list[str]:

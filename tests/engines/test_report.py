@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from fastqt.engines import ops, report
 HEADERS = {
     "sm_80": "0200010140000000400300000000000040030000000000000800010050000000"
     "00000000000000001180000000000000" + "00" * 8 + "a80b000000000000",
-    "sm_90": "0200010140000000a803000000000000a503000000000000080001005a000000"
+    "sm_90a": "0200010140000000a803000000000000a503000000000000080001005a000000"
     "00000000000000001180100000000000" + "00" * 8 + "f00d000000000000",
     "PTX of compute_100": "0100010150000000d800000000000000d2000000400000000000090064000000"
     "00000000000000001180000000000000" + "00" * 8 + "2201000000000000" + "48" + "00" * 15,
@@ -46,10 +48,10 @@ def test_a_library_without_code_for_gpus_says_why(monkeypatch):
 
 
 def test_the_code_of_a_build_with_cuda_is_named(monkeypatch, tmp_path):
-    (tmp_path / "library.so").write_bytes(collection("sm_90"))
+    (tmp_path / "library.so").write_bytes(collection("sm_90a"))
     monkeypatch.setattr(ops, "cuda_error", None)
     monkeypatch.setattr(sys.modules["fastqt._C"], "__file__", str(tmp_path / "library.so"))
-    assert report.cuda_code() == "sm_90"
+    assert report.cuda_code() == "sm_90a"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +149,33 @@ def test_a_library_that_nvcc_has_made_is_read(tmp_path):
     if nvcc is None:
         pytest.skip("there is no nvcc")
     (tmp_path / "a.cu").write_text("__global__ void f(float* x) { x[0] = 1; }\n")
-    target = ["-gencode=arch=compute_90a,code=sm_90a", "-gencode=arch=compute_100,code=compute_100"]
+    target = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in ("80", "90a", "100f")]
+    target += ["-gencode=arch=compute_100,code=compute_100"]
     command = [nvcc, "-c", "-Xfatbin", "-compress-all", *target, "a.cu", "-o", "a.o"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert report.architectures((tmp_path / "a.o").read_bytes()) == ["sm_90", "PTX of compute_100"]
+    assert report.architectures((tmp_path / "a.o").read_bytes()) == [
+        *("sm_80", "sm_90a", "sm_100f"),
+        "PTX of compute_100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        (collection("sm_90a"), "with CUDA code for sm_90a"),
+        (bytes(1000), "without CUDA code: the build found no nvcc, or was to use none (FASTQT_CUDA_HOME)"),
+        (None, "without the extension: its losses are computed in torch's own operations"),
+    ],
+    ids=["CUDA", "CPUs alone", "pure"],
+)
+def test_make_wheel_ends_with_the_code_that_a_wheel_holds(tmp_path, library, words):
+    wheel, program = tmp_path / "fastqt.whl", Path(__file__).parents[2] / "packaging" / "wheel_code.py"
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("fastqt/__init__.py", "")
+        if library is not None:
+            files.writestr("fastqt/_C.abi3.so", library)
+    done = subprocess.run([sys.executable, program, wheel], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{wheel}: {words}\n"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.machine.memory import keep_freed_memory
 from fastqt.sentences.cli.arguments import build_parser
@@ -45,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(arguments)
         finally:  # also where argparse exits, after --help for example
             sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return fail(
+            f"fastqt {__version__} needs torch >= 2.11, and there is none: install torch first, then fastqt"
+        )
     except OtherRankError as error:
         return BAD_INPUT if error.is_told else fail(str(error))
     except InputError as error:

@@ -20,6 +20,20 @@ from fastqt.sentences.options.option import options_of
 from fastqt.sentences.runs.config import KINDS, TrainConfig
 
 
+@pytest.mark.parametrize("command", [["config"], ["check"], ["train", "x.txt", "--out", "run"]], ids=" ".join)
+def test_without_torch_a_command_says_so_in_a_sentence(command, tmp_path):
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from fastqt.sentences.cli import main\n"
+        f"sys.exit(main({command}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    wanted = "needs torch >= 2.11, and there is none: install torch first, then fastqt"
+    assert done.stderr == f"fastqt: fastqt {fastqt.__version__} {wanted}\n"
+
+
 def test_help_version_and_errors_import_no_torch():
     program = (
         "import contextlib, sys\n"
