@@ -109,7 +109,7 @@ def test_each_setting_that_may_change_can_be_set_back():
     """A resumed run keeps the settings that it is not told to change."""
     changed = {"valid": "v.txt", "dev": "d.tsv", "epochs": 3, "steps": 9, "early_stop": 2, "report_every": 7}
     changed |= {"valid_every": 7, "valid_batches": 7, "checkpoint_every": 7, "timeout": 7, "device": "cpu"}
-    changed |= {"keep_checkpoint": True}
+    changed |= {"keep_checkpoint": True, "log": "wandb"}
     options = options_of(TrainConfig)
     assert changed.keys() == {name for name, each in options.items() if each.resume == "change"}
     fresh = TrainConfig(("c.txt",), encoder="transformer")
