@@ -18,6 +18,7 @@ from fastqt.promises import ends as ends
 from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
 from fastqt.promises.calls import called
+from fastqt.promises.ends.row_sums import RULES_OF_SUMS, RowSums
 from fastqt.promises.in_place import changed_by_rule, changes_in_place
 from fastqt.promises.masks import IN_PLACE, MADE, RULES_OF_MASKS, changed_in_place, promised_mask
 from fastqt.promises.notes import NOTED, note
@@ -25,7 +26,7 @@ from fastqt.promises.patterns import Pattern
 from fastqt.promises.products import PRODUCTS, Side, product_of
 from fastqt.promises.promise import Promise, is_settled, promised, promises_in, settled, waits
 from fastqt.promises.report import Report
-from fastqt.promises.rules import Watch, answered, by_rule, state_of
+from fastqt.promises.rules import RULES, Watch, answered, by_rule, state_of
 from fastqt.promises.scores import Scores, UnitRows
 from fastqt.promises.state import State, before_change, mapped, parts
 from fastqt.promises.terms import RULES_OF_TERMS, RowTerm
@@ -40,7 +41,9 @@ _RULES_OF_WAITING: dict[type, dict[Callable[..., Any], Callable[..., Any]]] = {
     UnitRows: RULES_OF_ROWS,
     Pattern: RULES_OF_MASKS,
     RowTerm: RULES_OF_TERMS,
+    RowSums: RULES_OF_SUMS,
 }
+_TAKE_NAMES = (Pattern, RowSums)  # whose rules have all names of arguments of their functions
 LEAST_CELLS = 2**16  # of a score matrix, below which the cells are faster
 
 
@@ -193,9 +196,12 @@ class _Mode(TorchFunctionMode):
             return NotImplemented if changed is None else changed
         others = [x for x in promises if not any(x is y for y in waiting)]
         rules = _RULES_OF_WAITING.get(kind, {})
-        rule = rules.get(func) if args and (kind is Pattern or not kwargs) else None
+        rule = rules.get(func) if args and (kind in _TAKE_NAMES or not kwargs) else None
         if rule is not None:
+            RULES.taken = ""
             answer = rule(*args, **kwargs)
+            if RULES.taken and answer is not NotImplemented:
+                self.watch.fused(getattr(func, "__name__", str(func)), RULES.taken)
             if type(answer) is Pattern:
                 return promised_mask(answer)
             if answer is not NotImplemented:
@@ -220,7 +226,7 @@ class _Mode(TorchFunctionMode):
 
     def ended(self) -> None:
         """Computes the losses and rows that have waited in vain."""
-        kinds = (UnitRows, directions.Waiting)
+        kinds = (UnitRows, RowSums, directions.Waiting)
         waiting = [x for x in self.watch.live if x.promise is not None and isinstance(x.state.meaning, kinds)]
         directions.become_tensors(waiting)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -86,10 +87,15 @@ class Watch:
         state = promise.box.state
         if state.cells is not None or state.meaning is None:
             return
-        size = promise.numel() * promise.dtype.itemsize
+        self.computes_cells(function, tuple(promise.shape), promise.dtype.itemsize)
+
+    def computes_cells(self, function: str, shape: tuple[int, ...], itemsize: int, by: str = "") -> None:
+        """The cells of a matrix are computed for a function, unless a call of fastqt does it."""
+        if by:
+            return
         if self.report is not None:
-            self.report.add(function, bytes_of_cells=size)
-        self.allow(function, tuple(promise.shape))
+            self.report.add(function, bytes_of_cells=math.prod(shape) * itemsize)
+        self.allow(function, shape)
 
     def allow(self, function: str, shape: tuple[int, ...]) -> None:
         """Raises RuntimeError where a function may not have the cells of a matrix of this shape."""
@@ -158,6 +164,8 @@ def answered(
     state = state_of(func, args, kwargs, answer)
     promise = promised(state, answer.dtype or first.box.dtype, base)
     if answer.by:
-        state.reports = functools.partial(watch.fused, getattr(func, "__name__", ""))
+        name, shape = getattr(func, "__name__", ""), first.box.state.shape
+        state.reports = functools.partial(watch.fused, name)
+        state.told = functools.partial(watch.computes_cells, name, shape, first.box.dtype.itemsize)
     watch.live.add(promise.box)
     return promise

@@ -141,6 +141,12 @@ class State:
         return list(leaves.values())
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor, where anything was known of it at first."""
+        assert self.first_meaning is not None
+        return tuple(self.first_meaning.shape)
+
+    @property
     def known(self) -> Meaning | None:
         """What is known of it, unless its tensor or one that it is made of has to be computed."""
         if self.meaning is None or self.cells is not None or self.is_of_pinned():

@@ -152,15 +152,18 @@ def results(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[Tensor]:
 
 
 class Matrices(TorchDispatchMode):
-    """The functions that make a tensor of N x N cells, of any dtype."""
+    """The functions that make a tensor of N x N cells, of any dtype, and the operators of fastqt."""
 
     def __init__(self) -> None:
         super().__init__()
         self.functions: set[str] = set()
+        self.calls: set[str] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.numel() >= N * N and "fastqt" not in str(func):
+        if "fastqt" in str(func):
+            self.calls.add(str(func))
+        elif isinstance(made, Tensor) and made.numel() >= N * N:
             self.functions.add(str(func))
         return made
 
@@ -180,11 +183,60 @@ def test_a_loss_has_its_own_values_and_no_matrix_of_any_kind(loss, noise, monkey
 
 @pytest.mark.parametrize("loss", ONE_CALL, ids=lambda loss: loss.__name__)
 def test_weighted_log_probabilities_are_one_loss(loss):
-    """Neither the largest score of a row nor its logsumexp is computed by itself."""
-    with fastqt.fused(strict=True, least_cells=1) as report:
+    """Neither the largest score of a row nor its logsumexp is computed by itself, and no gradient later."""
+    with Matrices() as matrices, fastqt.fused(strict=True, least_cells=1) as report:
         results(loss, rows())
-    assert str(report).endswith(": sum fused into fastqt.contrastive_loss")
+    assert str(report).endswith(": mean fused into fastqt.contrastive_loss")
     assert report.fused == 1
+    assert matrices.calls == {"fastqt.contrastive_loss_with_gradients.default"}
+
+
+def sums_that_are_used(z: Tensor) -> Tensor:
+    """By number, by shape, through a view, and with factors that are of both signs or learnt."""
+    weights = (torch.arange(N)[:, None] // 4 == torch.arange(N) // 4).to(z.dtype) - torch.eye(N)
+    log_p = (z @ z.T / 4).log_softmax(dim=1)
+    counts = weights.sum(1)
+    sums = (weights * log_p).sum(1) / counts
+    with torch.no_grad():
+        assert float(sums.mean()) < 0
+    signs = torch.linspace(-1, 1, N, dtype=z.dtype)
+    of_both = ((weights * log_p).sum(1) * signs).sum()
+    learnt = (z[:, 0] * (weights * log_p).sum(1)).mean()
+    view = -(log_p * weights).sum(1, keepdim=True).view(2, -1) / 3
+    columns = (weights * log_p).mean(1) * 2
+    columns += 1
+    others = sums.view(-1, 2)[1].sum() + sums.square().sum()
+    return of_both + learnt + view.sum() + columns.mean(dim=0) + others
+
+
+def test_sums_of_rows_that_a_program_looks_at():
+    wanted = results(sums_that_are_used, rows())
+    with fastqt.fused(strict=True, least_cells=1):
+        close(results(sums_that_are_used, rows()), wanted, 1e-11)
+
+
+def test_sums_of_rows_that_leave_the_block_are_tensors():
+    z, mask = rows(), torch.arange(N)[:, None] // 4 == torch.arange(N) // 4
+    with fused:
+        made = torch.arange(N)[:, None] // 4 == torch.arange(N) // 4
+        sums = ((z @ z.T).log_softmax(1) * made).sum(1)
+        assert type(sums) is Promise
+        infinite = (sums / torch.zeros(N, dtype=z.dtype)).sum()
+    assert type(sums) is Tensor
+    torch.testing.assert_close(sums, ((z @ z.T).log_softmax(1) * mask).sum(1))
+    assert infinite == -math.inf
+
+
+def test_a_mask_that_is_looked_at_is_made_once():
+    """By its integers. What it was made of is never there."""
+    same = torch.arange(N)[:, None] // 4 == torch.arange(N) // 4
+    with Matrices() as matrices, fused:
+        labels = torch.arange(N) // 4
+        others = ((1 - torch.eye(N)) * (labels[:, None] == labels)).bool()
+        assert not matrices.functions
+        looked_at = others.numpy()
+    assert matrices.functions <= {"aten.eq.Tensor", "aten.where.self", "aten.detach.default"}
+    assert (torch.from_numpy(looked_at) == same & ~torch.eye(N).bool()).all()
 
 
 @each

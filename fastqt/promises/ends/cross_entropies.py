@@ -13,7 +13,7 @@ from fastqt.functional import contrastive_loss, log_sum_exp
 from fastqt.losses.common import joined_loss
 from fastqt.promises.directions import PairLoss, can_wait
 from fastqt.promises.ends.arguments import Columns, columns_of, computed, like, with_rows
-from fastqt.promises.ends.weights import sums_of_weights
+from fastqt.promises.ends.weights import sums_of_weights, total_of_weights
 from fastqt.promises.notes import are_row_numbers
 from fastqt.promises.patterns import Pattern
 from fastqt.promises.promise import Promise, known
@@ -160,10 +160,11 @@ def cross_entropy(
         return _promised_loss(s, scores, target, ignore_index, reduction, casts=True)
     if target.dtype != s.dtype:
         return NotImplemented
-    sums = sums_of_weights(scores, known(target, Pattern) or target)
-    if sums is NotImplemented or reduction == "none":
-        return like(-sums if sums is not NotImplemented else sums, s)
-    return like(-sums.sum() if reduction == "sum" else -sums.mean(), s)
+    of_weights = sums_of_weights if reduction == "none" else total_of_weights
+    sums = of_weights(scores, known(target, Pattern) or target)
+    if sums is NotImplemented:
+        return sums
+    return like(-sums / scores.shape[0] if reduction == "mean" else -sums, s)
 
 
 @rule(F.nll_loss)
@@ -205,13 +206,13 @@ def kl_div(
     if target.dtype != s.dtype:
         return NotImplemented
     pattern = known(target, Pattern)
-    sums = sums_of_weights(log_p.scores, pattern or target)
-    if sums is NotImplemented:
-        return sums
+    likelihood = total_of_weights(log_p.scores, pattern or target)
+    if likelihood is NotImplemented:
+        return likelihood
     if pattern is None:
-        entropies = torch.xlogy(target, target).sum(1)
+        entropy = torch.xlogy(target, target).sum()
     else:
-        entropies = pattern.with_table(torch.xlogy(pattern.table, pattern.table)).sums()
-    total = (entropies.to(sums.dtype) - sums).sum()
+        entropy = pattern.with_table(torch.xlogy(pattern.table, pattern.table)).sums().sum()
+    total = entropy.to(likelihood.dtype) - likelihood
     divisor = {"sum": 1, "batchmean": log_p.shape[0], "mean": math.prod(log_p.shape)}[reduction]
     return like(total / divisor, s, False)

@@ -11,7 +11,13 @@ from fastqt.promises import closed
 from fastqt.promises.ends.arguments import is_plain, like
 from fastqt.promises.ends.binary import sum_of_log_sigmoids
 from fastqt.promises.ends.exponentials import logsumexp_of, sums_of_exponentials, where_one
-from fastqt.promises.ends.weights import sums_of_weighted_scores, sums_of_weights
+from fastqt.promises.ends.row_sums import RowSums
+from fastqt.promises.ends.weights import (
+    LogLikelihoods,
+    log_likelihoods,
+    log_probabilities,
+    sums_of_weighted_scores,
+)
 from fastqt.promises.patterns import Pattern
 from fastqt.promises.promise import Promise, known
 from fastqt.promises.rules import RULES
@@ -40,6 +46,8 @@ def summed(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
         term = sums_of_exponentials(s, exponentials.scores, keepdim)
         if term is not None:
             return term
+    if (likelihoods := _likelihoods_of(s)) is not None:
+        return _sums_of_likelihoods(s, *likelihoods, dim, keepdim)
     rows = _sums_of_rows(s)
     if rows is NotImplemented:
         return rows
@@ -53,7 +61,30 @@ def summed(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
 def averaged(s: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     total = summed(s, dim, keepdim, **named)
     count = s.shape[1] if dim is not None else s.numel()
+    if isinstance(total, RowSums):
+        return replace(total, factor=total.factor / count)
     return total if total is NotImplemented else total / count
+
+
+def _likelihoods_of(s: Any) -> tuple[LogLikelihoods, float] | None:
+    """The sums over rows of what is log-probabilities times weights, and their sign."""
+    likelihoods, sign = None, 1.0
+    if (weighted := known(s, Weighted)) is not None:
+        likelihoods, sign = log_likelihoods(weighted.of.scores, weighted.weights), weighted.sign
+    elif (weighted := known(s, WeightedScores)) is not None:
+        log_p = log_probabilities(weighted.of)
+        likelihoods = None if log_p is None else log_likelihoods(log_p, weighted.weights)
+    return None if likelihoods is None else (likelihoods, sign)
+
+
+def _sums_of_likelihoods(
+    s: Promise, likelihoods: LogLikelihoods, sign: float, dim: Any, keepdim: bool
+) -> Any:
+    if dim is None:
+        total = likelihoods.total()
+        return total if total is NotImplemented else like(sign * total, s, False)
+    N = s.shape[0]
+    return RowSums(size=(N, 1) if keepdim else (N,), dtype=s.dtype, of=likelihoods, factor=sign)
 
 
 def _sums_of_rows(s: Any) -> Any:
@@ -61,9 +92,6 @@ def _sums_of_rows(s: Any) -> Any:
     if (exponentials := known(s, Exponentials)) is not None:
         sums = logsumexp_of(exponentials.scores)
         return sums if sums is NotImplemented else sums.exp()
-    if (weighted := known(s, Weighted)) is not None:
-        sums = sums_of_weights(weighted.of.scores, weighted.weights)
-        return sums if sums is NotImplemented else weighted.sign * sums
     if (weighted := known(s, WeightedScores)) is not None:
         return sums_of_weighted_scores(weighted)
     return NotImplemented

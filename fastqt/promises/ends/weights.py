@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fastqt.devices import accumulation_dtype
 from fastqt.functional import contrastive_loss
-from fastqt.promises.ends.arguments import Columns, columns_of, computed, is_plain, with_rows
+from fastqt.promises.ends.arguments import columns_of, computed, is_plain, with_rows
 from fastqt.promises.ends.exponentials import logsumexp_of
 from fastqt.promises.patterns import Pattern
 from fastqt.promises.rules import RULES
@@ -21,40 +22,96 @@ from fastqt.targets.base import TargetRows, Targets
 MOST_ENTRIES = 2**20  # of a list of targets
 
 
-def sums_of_weights(scores: Scores, weights: Any) -> Any:
-    """The sum of each row of weights times log-probabilities, (N,)."""
+@dataclass(eq=False)
+class LogLikelihoods:
+    """The sum over each row of log-probabilities times weights.
+
+    Attributes:
+        scores: of whose softmax these are the logarithms.
+        options: the scores as the losses take them.
+        weights: (N, M), a tensor or a mask's.
+        targets: the same as a loss takes them; None for weights of a mask that it does not take.
+    """
+
+    scores: Scores
+    options: dict[str, Any]
+    weights: Tensor | Pattern
+    targets: Listed | Tensor | None
+
+    def rows(self) -> Any:
+        """Of each row, (N,); NotImplemented where cells are needed."""
+        if self.targets is not None:
+            divergences = self._divergence(self.targets, "none")
+            if divergences is not NotImplemented:
+                if isinstance(self.targets, Listed):
+                    entropies = self.targets.entropies.to(divergences.dtype)
+                else:
+                    entropies = torch.xlogy(self.targets, self.targets).sum(1)
+                return with_rows(entropies - divergences, self.scores)
+        if not isinstance(self.weights, Pattern) or not _has_products(self.scores, self.weights):
+            return NotImplemented
+        logsumexps = logsumexp_of(self.scores)
+        if logsumexps is NotImplemented:
+            return logsumexps
+        return _sums_of_products(self.scores.plus(-1.0, logsumexps[:, None]), self.weights)
+
+    def total(self, factor: float | Tensor = 1.0) -> Any:
+        """Of all rows, each times a factor, whose gradients are computed beside it."""
+        targets, sign = self.targets, factor
+        if isinstance(factor, Tensor):
+            sign = -1.0 if bool((factor < 0).any()) else 1.0
+            targets = targets.times(sign * factor) if isinstance(targets, Listed) else None
+        if targets is not None:
+            divergence = self._divergence(targets, "sum")
+            if divergence is not NotImplemented:
+                weights = targets.weights if isinstance(targets, Listed) else targets
+                entropy = torch.xlogy(weights, weights).sum().to(divergence.dtype)
+                return with_rows(sign * (entropy - divergence), self.scores)
+        rows = self.rows()
+        return rows if rows is NotImplemented else (rows * factor).sum()
+
+    def _divergence(self, targets: Listed | Tensor, reduction: str) -> Any:
+        return computed(contrastive_loss, **self.options, targets=targets, reduction=reduction)
+
+
+def log_likelihoods(scores: Scores, weights: Any) -> LogLikelihoods | None:
+    """What sums log-probabilities times weights; None where cells are needed."""
     columns = columns_of(scores)
-    if columns is not None and isinstance(weights, Pattern):
-        return _sums_of_pattern(scores, columns, weights)
-    if columns is None or type(weights) is not Tensor or tuple(weights.shape) != scores.shape:
-        return NotImplemented
-    if len(scores.blocks) > 1 or weights.requires_grad or not columns.product.is_plain_but_diagonal(weights):
-        return NotImplemented
-    dense = weights.to(torch.promote_types(columns.product.queries.dtype, torch.float32))
-    if not bool((dense >= 0).all()):
-        return NotImplemented
-    divergence = computed(contrastive_loss, **columns.options, targets=dense, reduction="none")
-    if divergence is NotImplemented:
-        return divergence
-    return with_rows(torch.xlogy(dense, dense).sum(1) - divergence, scores)
+    if columns is None or len(scores.blocks) > 1:
+        return None
+    product = columns.product
+    if isinstance(weights, Pattern):
+        if weights.size != scores.shape or not weights.table.is_floating_point():
+            return None
+        targets = listed(weights) if product.mask is None else None
+        if targets is not None and product.diagonal != "keep" and targets.has_diagonal:
+            targets = None
+        can = targets is not None or _has_products(scores, weights)
+        return LogLikelihoods(scores, columns.options, weights, targets) if can else None
+
+    if type(weights) is not Tensor or tuple(weights.shape) != scores.shape or weights.requires_grad:
+        return None
+    if not product.is_plain_but_diagonal(weights) or not bool((weights >= 0).all()):
+        return None
+    dense = weights.to(torch.promote_types(product.queries.dtype, torch.float32))
+    return LogLikelihoods(scores, columns.options, weights, dense)
 
 
-def _sums_of_pattern(scores: Scores, columns: Columns, weights: Pattern) -> Any:
-    """The same of weights that are equal in many cells."""
-    if weights.size != scores.shape or len(scores.blocks) > 1 or not weights.table.is_floating_point():
-        return NotImplemented
-    product, targets = columns.product, listed(weights)
-    is_kept = product.diagonal == "keep" or (targets is not None and not targets.has_diagonal)
-    if targets is not None and product.mask is None and is_kept:
-        divergence = computed(contrastive_loss, **columns.options, targets=targets, reduction="none")
-        if divergence is not NotImplemented:
-            return with_rows(targets.entropies.to(divergence.dtype) - divergence, scores)
-    if not is_plain(scores) or not weights.is_finite:
-        return NotImplemented
-    logsumexps = logsumexp_of(scores)
-    if logsumexps is NotImplemented:
-        return logsumexps
-    return _sums_of_products(scores.plus(-1.0, logsumexps[:, None]), weights)
+def _has_products(scores: Scores, weights: Pattern) -> bool:
+    """Whether the sum over the columns can go before the product with the query."""
+    return is_plain(scores) and weights.is_finite
+
+
+def total_of_weights(scores: Scores, weights: Any) -> Any:
+    """The sum over all rows of log-probabilities times weights."""
+    likelihoods = log_likelihoods(scores, weights)
+    return NotImplemented if likelihoods is None else likelihoods.total()
+
+
+def sums_of_weights(scores: Scores, weights: Any) -> Any:
+    """The same of each row, (N,)."""
+    likelihoods = log_likelihoods(scores, weights)
+    return NotImplemented if likelihoods is None else likelihoods.rows()
 
 
 def listed(weights: Pattern) -> Listed | None:
@@ -78,6 +135,15 @@ class Listed(Targets):
         self._rows, self._numbers = TargetRows(starts, columns, weights), rows
 
     @property
+    def weights(self) -> Tensor:
+        return self._rows.compressed()[2]
+
+    def times(self, factor: Tensor) -> Listed:
+        """The weights of each row times a number of no less than 0, (N,)."""
+        rows, (_, columns, weights) = self._numbers, self._rows.compressed()
+        return Listed(len(factor), rows, columns, weights * factor.to(weights.dtype)[rows])
+
+    @property
     def has_diagonal(self) -> bool:
         """Whether a cell (i, i) is among them."""
         _, columns, _ = self._rows.compressed()
@@ -97,13 +163,8 @@ class Listed(Targets):
         return self._rows
 
 
-def sums_of_weighted_scores(weighted: WeightedScores) -> Any:
+def sums_of_weighted_scores(weighted: WeightedScores) -> Tensor:
     """The sum over the columns goes before the product with the query."""
-    log_p = _log_probabilities(weighted.of)
-    sums = NotImplemented if log_p is None else sums_of_weights(log_p, weighted.weights)
-    if sums is not NotImplemented:
-        return sums
-
     RULES.taken = "a product with the weighted sums of candidates"
     return _sums_of_products(weighted.of, weighted.weights)
 
@@ -128,7 +189,7 @@ def _sums_of_products(scores: Scores, weights: Tensor | Pattern) -> Tensor:
     return sums if row is None else sums + of_rows * row.computed()[:, 0]
 
 
-def _log_probabilities(scores: Scores) -> Scores | None:
+def log_probabilities(scores: Scores) -> Scores | None:
     """The scores of whose softmax these are the logarithm, but for cells that are not in it."""
     terms = () if scores.row is None else scores.row.terms
     if len(terms) != 1 or terms[0][0] != -1 or not isinstance(terms[0][1], LogSumExp):
