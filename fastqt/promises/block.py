@@ -19,7 +19,7 @@ from fastqt.promises import rows as rows
 from fastqt.promises import selections as selections
 from fastqt.promises.calls import called
 from fastqt.promises.ends.row_sums import RULES_OF_SUMS, RowSums
-from fastqt.promises.in_place import changed_by_rule, changes_in_place
+from fastqt.promises.in_place import CHANGES, changed_by_rule, changes_in_place
 from fastqt.promises.masks import IN_PLACE, MADE, RULES_OF_MASKS, changed_in_place, promised_mask
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.patterns import Pattern
@@ -123,7 +123,7 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if changes_in_place(func, kwargs):
+        if (kwargs or CHANGES.get(func, True)) and changes_in_place(func, kwargs):
             self._before_change(args, kwargs)
         # The types are those of some arguments only, where one of them is a list.
         promises = promises_in(args, kwargs.values())
@@ -149,13 +149,16 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in directions.SEEN_FROM_OUTSIDE:
             return called(func, args, kwargs, self.watch)
-        waiting = [x for x in promises if waits(x)]
+        waiting: list[Promise] = []
+        others: list[Promise] = []
+        for x in promises:
+            (waiting if waits(x) else others).append(x)
         if waiting:
-            return self._of_waiting(func, args, kwargs, promises, waiting)
-        if any(is_settled(x) for x in promises):
+            return self._of_waiting(func, args, kwargs, waiting, others)
+        if any(map(is_settled, promises)):
             args, kwargs = mapped(args, settled), {key: mapped(x, settled) for key, x in kwargs.items()}
             return self.__torch_function__(func, (), args, kwargs)
-        answer = called(func, args, kwargs, self.watch)
+        answer = called(func, args, kwargs, self.watch, promises)
         if type(answer) is Promise and directions.loss_of(answer.box) is not None:
             return directions.begun(answer, func.__name__, self.watch)
         return answer
@@ -165,14 +168,14 @@ class _Mode(TorchFunctionMode):
         func: Callable[..., Any],
         args: Any,
         kwargs: dict[str, Any],
-        promises: list[Promise],
         waiting: list[Promise],
+        others: list[Promise],
     ) -> Any:
-        """What a function gives of promises that wait, which may end that."""
+        """What a function gives of promises that wait, and of others, which may end that."""
         promise = self._product(func, args, kwargs) if func in PRODUCTS else None
         if promise is not None:
             return promise
-        answer = self._by_rule_of_waiting(func, args, kwargs, promises, waiting)
+        answer = self._by_rule_of_waiting(func, args, kwargs, waiting, others)
         if answer is not NotImplemented:
             return answer
         promise = directions.combined(func, args, kwargs, self.watch)
@@ -186,15 +189,14 @@ class _Mode(TorchFunctionMode):
         func: Callable[..., Any],
         args: Any,
         kwargs: dict[str, Any],
-        promises: list[Promise],
         waiting: list[Promise],
+        others: list[Promise],
     ) -> Any:
         """What a rule makes of promises that wait, and of scores beside masks; NotImplemented without one."""
         kind = type(waiting[0].box.state.meaning)
         if func in IN_PLACE and waiting[0] is args[0] and kind is Pattern:
             changed = changed_in_place(func, args, kwargs)
             return NotImplemented if changed is None else changed
-        others = [x for x in promises if not any(x is y for y in waiting)]
         rules = _RULES_OF_WAITING.get(kind, {})
         rule = rules.get(func) if args and (kind in _TAKE_NAMES or not kwargs) else None
         if rule is not None:
@@ -207,8 +209,9 @@ class _Mode(TorchFunctionMode):
             if answer is not NotImplemented:
                 return answered(answer, func, args, kwargs, self.watch, (*others, *waiting)[0])
 
-        are_masks = all(type(x.box.state.meaning) is Pattern for x in waiting)
-        if not others or not are_masks or any(is_settled(x) for x in others):
+        if not others or any(map(is_settled, others)):
+            return NotImplemented
+        if not all(type(x.box.state.meaning) is Pattern for x in waiting):
             return NotImplemented
         if changes_in_place(func, kwargs):
             is_changed = args[0] is others[0] and changed_by_rule(func, args, kwargs)
@@ -217,7 +220,7 @@ class _Mode(TorchFunctionMode):
 
     def _mask(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Promise | None:
         """The promise of a mask that is worth it; None where a function makes something else."""
-        if torch.is_inference_mode_enabled() or is_transformed():
+        if _is_small(args, self.least_cells) or torch.is_inference_mode_enabled() or is_transformed():
             return None
         mask = MADE[func](*args, **kwargs)
         if mask is None or mask.size[0] * mask.size[1] < self.least_cells:
@@ -244,6 +247,9 @@ class _Mode(TorchFunctionMode):
 
     def _rows(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Promise | None:
         """The promise of rows that a function brings to norm 1; None where it does something else."""
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.dim() == 2 and first.shape[0] ** 2 < self.least_cells:
+            return None
         rows = unit_rows(func, args, kwargs)
         if rows is None or rows.of.shape[0] ** 2 < self.least_cells:
             return None
@@ -263,6 +269,14 @@ class _Mode(TorchFunctionMode):
         promise = promised(state_of(func, args, kwargs, meaning, sources), meaning.first.queries.dtype)
         self.watch.live.add(promise.box)
         return promise
+
+
+def _is_small(args: Any, least_cells: int) -> bool:
+    """Whether a mask of these arguments, two lists of integers or one or two sizes, has fewer cells."""
+    sizes = [x.numel() if isinstance(x, Tensor) else x for x in args[:2]]
+    if not sizes or not all(type(x) is int for x in sizes):
+        return False
+    return bool(sizes[0] * sizes[-1] < least_cells)
 
 
 def _are_promised(queries: Side, candidates: Side, least_cells: int) -> bool:

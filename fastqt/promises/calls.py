@@ -31,17 +31,22 @@ _ANSWERED = {
 _PINS = {Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_}
 
 
-def called(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch) -> Any:
-    """What a function gives of arguments among which are promises."""
+def called(
+    func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, promises: list[Promise] | None = None
+) -> Any:
+    """What a function gives of arguments among which are promises.
+
+    Args:
+        promises: those that there are, if it is known that no gradients have to go to the nodes of these.
+    """
     if func in _ANSWERED and (not isinstance(args[0], Promise) or args[0].box.state.meaning is not None):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    promises = promises_in(args, kwargs.values())
-    for x in promises:
-        if is_settled(x):
+    if promises is None:
+        promises = promises_in(args, kwargs.values())
+        if any(is_settled(x) for x in promises):
             args, kwargs = mapped(args, settled), {key: mapped(x, settled) for key, x in kwargs.items()}
             promises = promises_in(args, kwargs.values())
-            break
     if not promises:
         return func(*args, **kwargs)
     name = getattr(func, "__name__", str(func))

@@ -16,16 +16,16 @@ from fastqt.promises.rules import RULES, Watch, state_of
 from fastqt.promises.scores import Meaning
 from fastqt.promises.state import Function, State, before_change, mapped, parts
 
-_CHANGES: dict[Function, bool] = {}  # functions that are known
+CHANGES: dict[Function, bool] = {}  # whether a function that is known changes its first argument
 
 
 def changes_in_place(func: Function, kwargs: dict[str, Any]) -> bool:
     """Whether a function changes its first argument, or one named `out`."""
-    changes = _CHANGES.get(func)
+    changes = CHANGES.get(func)
     if changes is None:
         changes = _changes_its_first(func)
         if not torch.compiler.is_compiling():  # A graph depends on no dictionary that grows.
-            _CHANGES[func] = changes
+            CHANGES[func] = changes
     return changes or kwargs.get("out") is not None
 
 

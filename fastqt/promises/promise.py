@@ -17,6 +17,9 @@ from fastqt.promises.scores import Meaning, UnitRows
 from fastqt.promises.state import Function, State, mapped, parts
 
 _LISTS = (tuple, list)
+# torch gives it no types.
+_made: Callable[..., Promise] = Tensor._make_wrapper_subclass
+_shape_of: Callable[..., torch.Size] = getattr(Tensor, "shape").__get__  # noqa: B009
 
 
 class Box:
@@ -55,11 +58,23 @@ class Promise(Tensor):
     box: Box
     called: ClassVar[Function]  # what a function gives of promises outside of a block; see calls.py
 
-    @staticmethod
-    def __new__(cls, box: Box, shape: tuple[int, ...], dtype: torch.dtype) -> Promise:
-        made: Promise = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=box.state.device)
-        made.box = box
-        return made
+    # What is most often asked of it, without the way through torch's functions. Its form never changes.
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]  # which torch's stub has as attributes
+        with torch._C.DisableTorchFunction():
+            return _shape_of(self)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.box.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.box.state.device
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     @classmethod
     def __torch_function__(cls, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +111,7 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, box: Box, shape: Any, dtype: Any, *leaves: Tensor) -> Tensor:
         ctx.box, ctx.leaves = box, leaves
-        return Promise(box, shape, dtype)
+        return _made(Promise, shape, dtype=dtype, device=box.state.device)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -120,7 +135,12 @@ def promised(state: State, dtype: torch.dtype, base: Box | None = None) -> Promi
     assert state.meaning is not None
     box = Box(state, dtype, base)
     leaves, shape = state.leaves, state.meaning.shape
-    promise = _anchored(box, shape, dtype, *leaves) if leaves else Promise(box, shape, dtype)
+    promise: Promise
+    if leaves:
+        promise = _anchored(box, shape, dtype, *leaves)
+    else:
+        promise = _made(Promise, shape, dtype=dtype, device=state.device)
+    promise.box = box
     if state.meaning.waits:
         box.promise = weakref.ref(promise)
         # Whoever computes it, the program has the same tensor, before there are views of it.
@@ -137,7 +157,8 @@ def waits(x: Any) -> bool:
     if meaning is None or not meaning.waits:
         return False
     with torch._C.DisableTorchFunctionSubclass():
-        if not has_own_node(x):
+        node = x.grad_fn  # as in `has_own_node`
+        if node is not None and getattr(node, "box", None) is not x.box:
             return False
         # A function of autograd that is being called holds its arguments. It has the node of the promise, to
         # which all gradients have to go then.
@@ -200,10 +221,13 @@ def settled(x: Any) -> Any:
 
 def known(x: Any, kind: type[Any] = Meaning) -> Any:
     """What is known of a promise, if it is of this kind; None of anything else."""
-    if not isinstance(x, Promise):
+    if type(x) is not Promise:
         return None
-    meaning = x.box.state.known
-    return meaning if isinstance(meaning, kind) else None
+    state = x.box.state
+    meaning = state.meaning
+    if not isinstance(meaning, kind) or state.cells is not None:
+        return None
+    return meaning if state.free_at == State.pins or not state.is_of_pinned() else None
 
 
 def promises_in(*several: Iterable[Any]) -> list[Promise]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -64,6 +64,24 @@ class Rules:
 RULES = Rules()
 
 
+class Boxes:
+    """Those of the promises that there are, without what a `WeakSet` does when one goes."""
+
+    def __init__(self) -> None:
+        self._all: list[weakref.ref[Box]] = []
+        self._most = 64  # of which those that have gone are forgotten
+
+    def add(self, box: Box) -> None:
+        self._all.append(weakref.ref(box))
+        if len(self._all) > self._most:
+            self._all = [x for x in self._all if x() is not None]
+            self._most = 2 * len(self._all) + 64
+
+    def __iter__(self) -> Iterator[Box]:
+        boxes = [x() for x in self._all]
+        return iter([x for x in boxes if x is not None])
+
+
 class Watch:
     """Who is told of what becomes of promises.
 
@@ -76,7 +94,7 @@ class Watch:
 
     def __init__(self, report: Report | None = None, *, strict: bool = False) -> None:
         self.report, self.strict = report, strict
-        self.live: weakref.WeakSet[Box] = weakref.WeakSet()
+        self.live = Boxes()
         self.losses: list[weakref.ref[Box]] = []
 
     def fused(self, function: str, by: str) -> None:
@@ -136,7 +154,12 @@ def by_rule(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, pro
 
 def states(args: Any) -> Any:
     """Arguments of a function with states in place of promises."""
-    several = [x.box.state if type(x) is Promise else states(x) if isinstance(x, _LISTS) else x for x in args]
+    several: list[Any] = []
+    for x in args:
+        if type(x) is Promise:
+            several.append(x.box.state)
+        else:
+            several.append(states(x) if isinstance(x, _LISTS) else x)
     return several if isinstance(args, list) else tuple(several)
 
 

@@ -221,11 +221,17 @@ class Scores(Meaning):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.first.queries.shape[0], sum(map(width, self.blocks))
+        columns = 0
+        for x in self.blocks:
+            columns += x.candidates.shape[0] if isinstance(x, Product) else x.shape[1]
+        return self.first.queries.shape[0], columns
 
     @property
     def first(self) -> Product:
-        return next(x for x in self.blocks if isinstance(x, Product))
+        for x in self.blocks:
+            if isinstance(x, Product):
+                return x
+        raise AssertionError("scores without a product")
 
     @property
     def alone(self) -> Product | None:

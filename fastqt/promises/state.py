@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -19,6 +20,7 @@ _CHANGED = (
     "a tensor of a score matrix was changed in place outside of fastqt.fused() before the matrix was used; "
     "use the matrix before, or put the change into the block"
 )
+_version_of = operator.attrgetter("_version")
 _LISTS = (tuple, list)  # A union of both would be made anew in each of many calls.
 
 
@@ -100,9 +102,11 @@ class State:
         meaning: Meaning | None,
         sources: tuple[Tensor, ...] = (),
     ) -> None:
-        """With what its inputs are made of, where its meaning is of that; a gradient flows there."""
+        """With what its inputs are made of, where its meaning is of that; a gradient flows there.
+
+        One is made for each function that a program calls, so that its body calls few others.
+        """
         self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
-        self.free_at = -1
         self.cells: Tensor | None = None
         self.first_meaning = meaning
         self.taken: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -114,31 +118,37 @@ class State:
 
         self.inputs: list[Tensor] = []
         self.parents: list[State] = []
-        for x in parts((*args, *keywords.values()) if keywords else args):
+        for x in (*args, *keywords.values()):
             if type(x) is State:
                 self.parents.append(x)
-            elif x is not None and isinstance(x, Tensor):
+            elif isinstance(x, Tensor):
                 self.inputs.append(x)
+            elif isinstance(x, _LISTS):
+                several = parts(x)
+                self.parents += [y for y in several if type(y) is State]
+                self.inputs += [y for y in several if isinstance(y, Tensor)]
 
         self.read = [*self.inputs, *sources]
-        self.versions = [x._version for x in self.read]
-        self.leaves = self._leaves(sources or self.inputs) if self.is_differentiable else []
+        self.versions = list(map(_version_of, self.read))
+        leaves: dict[int, Tensor] = {}  # each once
+        if self.is_differentiable:
+            for x in sources or self.inputs:
+                if x.requires_grad:
+                    leaves[id(x)] = x
+        is_free = True
+        for parent in self.parents:
+            is_free = is_free and parent.meaning is not None and parent.free_at == State.pins
+            if self.is_differentiable:
+                for x in parent.leaves:
+                    leaves[id(x)] = x
+        self.leaves: list[Tensor] = list(leaves.values())
+        self.free_at: int = State.pins if is_free else -1
         self.told: Callable[[str], None] | None = None
         self.when_computed: Callable[[], None] | None = None
         self.reports: Callable[[str], None] | None = None
         self.device: torch.device = self.inputs[0].device if self.inputs else self.parents[0].device
-        self.autocast = autocast_of(self.device.type)
-
-    def _leaves(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """What a gradient may flow to, each once: what its inputs are made of, and its parents."""
-        leaves = {}
-        for x in sources:
-            if x.requires_grad:
-                leaves[id(x)] = x
-        for parent in self.parents:
-            for x in parent.leaves:
-                leaves[id(x)] = x
-        return list(leaves.values())
+        name = self.device.type
+        self.autocast = torch.get_autocast_dtype(name) if torch.is_autocast_enabled(name) else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,9 +159,9 @@ class State:
     @property
     def known(self) -> Meaning | None:
         """What is known of it, unless its tensor or one that it is made of has to be computed."""
-        if self.meaning is None or self.cells is not None or self.is_of_pinned():
+        if self.meaning is None or self.cells is not None:
             return None
-        return self.meaning
+        return self.meaning if self.free_at == State.pins or not self.is_of_pinned() else None
 
     def is_of_pinned(self) -> bool:
         """Whether it is made of a tensor that has to be computed."""
