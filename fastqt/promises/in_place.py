@@ -42,19 +42,18 @@ def _changes_its_first(func: Function) -> bool:
 def changed_by_rule(func: Function, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a promise, the first argument, stands for what a function in place makes of it from now on."""
     promise, box = args[0], args[0].box
-    alone = box.base is None and not box.views
     instead = RULES.in_place.get(func)
     rule = None if instead is None else RULES.of.get(instead)
     has_new_leaf = torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in parts((args[1:], tuple(kwargs.values())))
     )
-    if not alone or rule is None or instead is None or has_new_leaf:
+    if not box.is_alone or rule is None or instead is None or has_new_leaf:
         return False
     answer = rule(*args, **kwargs)
     is_same = isinstance(answer, Meaning) and tuple(answer.shape) == tuple(promise.shape)
     if not is_same or answer.dtype not in (None, promise.dtype):
         return False
-    box.state = state_of(instead, args, kwargs, answer)
+    box.state, box.base = state_of(instead, args, kwargs, answer), None
     return True
 
 

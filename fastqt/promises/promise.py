@@ -28,6 +28,7 @@ class Box:
     Attributes:
         base: that of the promise of which this is a view.
         all_views: the views of it.
+        owner: of what has views and does not wait, its promise, which the program may have forgotten.
         dtype: of the tensor.
         promise: of what waits.
         parts: those of the losses of which a number is made.
@@ -38,6 +39,7 @@ class Box:
     def __init__(self, state: State, dtype: torch.dtype, base: Box | None) -> None:
         self.state, self.dtype, self.base = state, dtype, base
         self.all_views: list[weakref.ref[Box]] = []
+        self.owner: weakref.ref[Promise] | None = None
         self.promise: weakref.ref[Promise] | None = None
         self.parts: list[Box] = []
         self.is_shared = False
@@ -50,6 +52,15 @@ class Box:
         """Those that there are."""
         views = (x() for x in self.all_views)
         return [x for x in views if x is not None]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the program has no other tensor that shares its memory."""
+        base = self.base
+        if base is None:
+            return not self.views
+        is_forgotten = base.owner is not None and base.owner() is None
+        return is_forgotten and all(x is self for x in base.views)
 
 
 class Promise(Tensor):

@@ -182,6 +182,8 @@ def answered(
     base = None
     if isinstance(answer, View):
         answer, base = answer.meaning, first.box
+        if base.promise is None:
+            base.owner = weakref.ref(first)
     if not isinstance(answer, Meaning):
         return answer
     state = state_of(func, args, kwargs, answer)
