@@ -66,7 +66,7 @@ def by_subtraction(z: Tensor) -> Tensor:
     scores = torch.div(z @ z.T, 0.1)
     logits = scores - scores.max(dim=1, keepdim=True)[0].detach()
     sums = (torch.exp(logits) * (1 - eye)).sum(1, keepdim=True)
-    return -((positives * (logits - torch.log(sums))).sum(1) / positives.sum(1)).mean()
+    return (-(positives * (logits - torch.log(sums))).sum(1) / positives.sum(1)).mean()
 
 
 def simclr(z: Tensor) -> Tensor:
