@@ -3,17 +3,17 @@
 Padding is recognised by the sentence's length and never by its id, so it may hold any values.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fastqt.checks import check_tensor
+from fastqt.checks import check_option, check_tensor
 from fastqt.nn.gru import GRU
 from fastqt.nn.init import Init, PaperGRU, PaperLSTM, embedding_table, reset_children
-from fastqt.nn.sparse_gradients import pooled
+from fastqt.nn.sparse_gradients import Mode, pooled
 
 LSTM = nn.LSTM
 
@@ -65,18 +65,19 @@ class Encoder(nn.Module):
 
 
 class BagOfWords(Encoder):
-    """The sum of a sentence's word vectors.
+    """The sum, or the mean, of a sentence's word vectors.
 
     Args:
         vocab_size: V, the number of token ids.
         dim: the width of word and sentence vectors.
+        mode: "sum", or "mean" as in static embeddings.
         vectors: (V, dim) initial word vectors.
         freeze: do not train the word vectors.
         sparse: give the embedding table a sparse gradient, for optimisers that accept one.
         init: "paper" for U[-0.1, 0.1], "torch" for N(0, 1).
 
     Raises:
-        ValueError: vectors of another shape, or an unknown init.
+        ValueError: vectors of another shape, or an unknown mode or init.
 
     Example:
         >>> import torch, fastqt
@@ -93,12 +94,15 @@ class BagOfWords(Encoder):
         vocab_size: int,
         dim: int = 300,
         *,
+        mode: Mode = "sum",
         vectors: Tensor | None = None,
         freeze: bool = False,
         sparse: bool = False,
         init: Init = "paper",
     ) -> None:
         super().__init__()
+        check_option("mode", mode, get_args(Mode))
+        self.mode: Mode = mode
         self.embedding_dim = dim
         self.embedding = embedding_table(
             vocab_size, dim, vectors=vectors, freeze=freeze, sparse=sparse, init=init
@@ -109,7 +113,7 @@ class BagOfWords(Encoder):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         valid = tokens[positions < lengths.unsqueeze(1)]
         offsets = lengths.cumsum(0) - lengths
-        return pooled(self.embedding, valid, offsets, "sum")
+        return pooled(self.embedding, valid, offsets, self.mode)
 
 
 class RecurrentEncoder(Encoder):

@@ -17,7 +17,7 @@ class StaticEmbedding(nn.Module):
     """The mean, or the sum, of a text's token vectors, from token ids without padding.
 
     It takes what `torch.nn.EmbeddingBag` takes, and has the parameter `embedding.weight` of the
-    StaticEmbedding of sentence-transformers. `BagOfWords` sums the vectors of padded sentences.
+    StaticEmbedding of sentence-transformers. `BagOfWords` takes padded sentences.
 
     Args:
         vocab_size: V, the number of token ids.

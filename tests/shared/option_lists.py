@@ -79,7 +79,8 @@ def _table(rows: Iterable[tuple[Option, str]]) -> str:
     lines = ["| option | what it is | values |", "|---|---|---|"]
     for each, default in rows:
         values = ", ".join(f"`{value}`" for value in each.choices) or each.range_in_words()
-        flag = f"`{each.flag}`" if each.name != "corpus" else "`CORPUS`"
+        flags = ["CORPUS"] if each.name == "corpus" else filter(None, [each.flag, each.also])
+        flag = ", ".join(f"`{name}`" for name in flags)
         taken = "; ".join(filter(None, [values, f"by default {default}" if default else ""]))
         lines.append(f"| {flag} | {each.help.replace('<', '&lt;')}{RESUME[each.resume]} | {taken} |")
     return "\n".join(lines) + "\n"

@@ -100,26 +100,27 @@ def _add(parser: argparse._ActionsContainer, each: Option, *, default: Any) -> N
         parser.add_argument(each.name, nargs=count, type=reader, choices=choices, metavar=each.file, **shared)
         return
 
+    flags = [each.flag, *([each.also] if each.also else [])]
     shared |= {"dest": each.name, "required": each.default is MISSING}
     shared |= {} if each.default is MISSING else {"default": default}
     if each.kind is bool:
         given_only = default is argparse.SUPPRESS  # which may be set back
         action = argparse.BooleanOptionalAction if given_only else "store_true"
         del shared["required"]
-        parser.add_argument(each.flag, action=action, **shared)
+        parser.add_argument(*flags, action=action, **shared)
     elif each.alone:
         parser.add_argument(
-            each.flag, nargs="?", const=each.alone, type=reader, metavar=_letter(each), **shared
+            *flags, nargs="?", const=each.alone, type=reader, metavar=_letter(each), **shared
         )
     elif each.repeats:
-        parser.add_argument(each.flag, action=Appended, type=reader, metavar=_letter(each), **shared)
+        parser.add_argument(*flags, action=Appended, type=reader, metavar=_letter(each), **shared)
     elif each.choices and each.count == 1:
-        parser.add_argument(each.flag, choices=each.choices, **shared)
+        parser.add_argument(*flags, choices=each.choices, **shared)
     elif each.spaced:
-        parser.add_argument(each.flag, nargs="+", type=reader, metavar=_letter(each), **shared)
+        parser.add_argument(*flags, nargs="+", type=reader, metavar=_letter(each), **shared)
     else:
         reader = reader if each.count == 1 else several(reader, each.count)
-        parser.add_argument(each.flag, type=reader, metavar=_letter(each), **shared)
+        parser.add_argument(*flags, type=reader, metavar=_letter(each), **shared)
 
 
 def _letter(each: Option) -> str:

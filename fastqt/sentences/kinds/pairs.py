@@ -42,6 +42,7 @@ class PairsOptions(ScaleOptions):
         "widths to which vectors may be cut: the loss is the sum over all of them",
         at_least=1,
         below=WIDEST + 1,
+        also="--matryoshka",
     )
     matryoshka_weights: tuple[float, ...] | None = option(
         None, "weight of the loss of each of them (default: 1)", at_least=1e-6, below=1e38
@@ -243,13 +244,21 @@ def _loss(config: PairsOptions) -> Loss:
     return MultipleNegativesRankingLoss(**of_ranking, **shared)
 
 
-# Documents are longer than sentences. The learning rate is usual where a checkpoint becomes a retriever.
+# Documents are longer than sentences. The learning rate of a checkpoint is usual where it becomes a retriever; what
+# static embeddings have is that of the training by which sentence-transformers introduced them, which cuts no text.
+OF_STATIC = {
+    "word_dim": 1024,
+    "init": "torch",
+    "max_length": 512,
+    "batch_size": 2048,
+    "learning_rate": 0.2,
+}
 PAIRS = PairsKind(
     "pairs",
     PairsOptions,
     "pairs.PairsObjective",
     defaults={"batch_size": 64, "max_length": 128, "valid_every": 125},
-    of_encoder={"huggingface": {"learning_rate": 2e-5}},
+    of_encoder={"huggingface": {"learning_rate": 2e-5}, "static": OF_STATIC},
     chunks=True,
 )
 KINDS = (PAIRS,)

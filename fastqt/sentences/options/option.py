@@ -44,6 +44,7 @@ def option(
     varies: bool = False,
     file: str = "",
     flag: str = "",
+    also: str = "",
     positional: bool = False,
     repeats: bool = False,
     spaced: bool = False,
@@ -60,6 +61,7 @@ def option(
         varies: the default depends on the model kind, whose entry has it where it is not `default`.
         file: what stands for the value in --help, if that is a path or a positional argument.
         flag: the option on a command line, where that does not follow from its name.
+        also: another name of it there.
         positional: it is an argument without a flag.
         repeats: several values are given by repeating the option, and not with commas between them.
         spaced: several values are given with blanks between them.
@@ -67,7 +69,7 @@ def option(
         alone: the value where the option stands on the command line without one.
     """
     ranges = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
-    rest = {"varies": varies, "file": file, "flag": flag, "positional": positional}
+    rest = {"varies": varies, "file": file, "flag": flag, "also": also, "positional": positional}
     rest |= {"repeats": repeats, "spaced": spaced, "resume": resume, "alone": alone}
     metadata = {"help": help, "default": default, "choices": tuple(choices), **ranges, **rest}
     if default is MISSING:
@@ -93,6 +95,7 @@ class Option:
     varies: bool
     file: str
     flag: str  # as it stands on a command line
+    also: str  # likewise, or ""
     positional: bool
     repeats: bool
     spaced: bool

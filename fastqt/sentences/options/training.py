@@ -37,6 +37,7 @@ class DataOptions:
         None,
         "file of the tokenizers library (tokenizer.json) whose tokens take the place of words",
         file="FILE",
+        also="--tokenizer",
         resume="move",
     )
     vocab_size: int = option(
@@ -91,7 +92,7 @@ class EncoderOptions:
     # None until the vectors of a file have been read, whose width it is.
     word_dim: int = option(
         None,
-        "width of the word vectors, and of the sentence vectors of bow, transformer and gloss "
+        "width of the word vectors, and of the sentence vectors of bow, static, transformer and gloss "
         "(default: that of --vectors, or 300)",
         at_least=1,
         below=WIDEST + 1,
@@ -121,7 +122,9 @@ class EncoderOptions:
     cell: Literal["reset-after", "reset-before"] = option(
         "reset-after", "gru cell: that of torch, or that of the paper"
     )
-    init: Literal["paper", "torch"] = option("paper", "initialisation: that of the paper, or that of torch")
+    init: Literal["paper", "torch"] = option(
+        "paper", "initialisation: that of the paper, or that of torch", varies=True
+    )
 
     @property
     def encoder_kind(self) -> EncoderKind:

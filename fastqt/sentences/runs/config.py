@@ -250,6 +250,8 @@ def _check_encoder(config: TrainOptions) -> None:
 
 
 def _check_vocabulary(config: TrainOptions) -> None:
+    if config.vocabulary is None and "vocabulary" in config.encoder_kind.needs:
+        raise InputError(f"vocabulary: want a tokenizer.json with encoder {config.encoder}, got None")
     if config.vocabulary is not None and "checkpoint" in config.encoder_kind.needs:
         raise InputError(f"vocabulary: want none with encoder {config.encoder}, got {config.vocabulary!r}")
 

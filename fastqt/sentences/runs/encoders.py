@@ -70,7 +70,16 @@ class BagOfWordsForm(EncoderForm[BagOfWords]):
         return BagOfWords(vocab_size, config.word_dim, sparse=True, init=config.init)
 
     def vectors(self, encoder: BagOfWords, tokens: Tensor, valid: Tensor) -> Tensor:
-        return (F.embedding(tokens, encoder.embedding.weight) * valid.unsqueeze(2)).sum(1)
+        counted = valid.unsqueeze(2).to(encoder.embedding.weight.dtype)
+        sums = (F.embedding(tokens, encoder.embedding.weight) * counted).sum(1)
+        return sums / counted.sum(1).clamp(min=1) if encoder.mode == "mean" else sums
+
+
+class StaticForm(BagOfWordsForm):
+    """The mean of token vectors."""
+
+    def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> BagOfWords:
+        return BagOfWords(vocab_size, config.word_dim, mode="mean", sparse=True, init=config.init)
 
 
 class GRUForm(EncoderForm[GRUEncoder]):

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.integrations._libraries import load_library
+from fastqt.nn import BagOfWords, Encoder
 from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export.folder import check_folder, check_vectors, new_folder
@@ -20,6 +22,7 @@ from fastqt.sentences.inference.halves import halves_of
 from fastqt.sentences.runs.card import Usage, card_text, progress_of
 from fastqt.sentences.runs.checkpoint import CARD, write_text
 from fastqt.sentences.runs.config import TrainConfig
+from fastqt.sentences.text import Vocabulary
 
 if TYPE_CHECKING:
     from fastqt.integrations.huggingface import HuggingFaceEncoder
@@ -91,7 +94,7 @@ def write_library_folder(folder: Path, encoder: SentenceEncoder, *, normalize: b
 
     halves = list(halves_of(encoder.model).values())
     if is_plain(encoder.config, len(halves)):
-        modules = _checkpoint_modules(cast("HuggingFaceEncoder", halves[0]), normalize)
+        modules = _library_modules(encoder, halves[0], normalize)
     else:
         from fastqt.sentences.inference.sentence_transformers import FastqtEncoder
 
@@ -119,8 +122,12 @@ def write_library_folder(folder: Path, encoder: SentenceEncoder, *, normalize: b
 
 
 def is_plain(config: TrainConfig, halves: int) -> bool:
-    """Whether the library's own modules compute the vectors: those of one Hugging Face checkpoint."""
-    return config.checkpoint is not None and halves == 1
+    """Whether the library's own modules compute the vectors, for which no fastqt is needed.
+
+    They leave no unknown token out, which a checkpoint never does.
+    """
+    keeps_all = config.unknown == "keep" or config.checkpoint is not None
+    return config.encoder_kind.is_library_s and halves == 1 and keeps_all
 
 
 def library_usage(config: TrainConfig, halves: int) -> Usage:
@@ -130,9 +137,27 @@ def library_usage(config: TrainConfig, halves: int) -> Usage:
     return Usage(LIBRARY, USAGE.format(trust=", trust_remote_code=True") + TRUST)
 
 
-def _checkpoint_modules(encoder: HuggingFaceEncoder, normalize: bool) -> list[Any]:
-    """The library's modules of a checkpoint: its transformer, a pooling, and the scaling to norm 1."""
-    from sentence_transformers.base.modules import Normalize, Transformer
+def _library_modules(encoder: SentenceEncoder, half: Encoder, normalize: bool) -> list[Any]:
+    """The library's modules of an encoder, and the scaling to norm 1."""
+    from sentence_transformers.base.modules import Normalize
+
+    if isinstance(half, BagOfWords):
+        modules = [_static_module(half, cast("Vocabulary", encoder.vocabulary))]
+    else:
+        modules = _checkpoint_modules(cast("HuggingFaceEncoder", half))
+    return [*modules, Normalize()] if normalize else modules
+
+
+def _static_module(encoder: BagOfWords, vocabulary: Vocabulary) -> Any:
+    """The library's StaticEmbedding, with a tokenizer that cuts texts where the training cut them."""
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    return StaticEmbedding(Tokenizer.from_str(vocabulary.to_json()), encoder.embedding.weight.detach())
+
+
+def _checkpoint_modules(encoder: HuggingFaceEncoder) -> list[Any]:
+    """The library's modules of a checkpoint: its transformer, and a pooling."""
+    from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     output = "pooler_output" if encoder.pooling == "cls" else "last_hidden_state"
@@ -147,4 +172,4 @@ def _checkpoint_modules(encoder: HuggingFaceEncoder, normalize: bool) -> list[An
     modules: list[Any] = [transformer]
     if encoder.pooling != "cls":
         modules.append(Pooling(encoder.embedding_dim, pooling_mode=cast("Any", POOLINGS[encoder.pooling])))
-    return [*modules, Normalize()] if normalize else modules
+    return modules
