@@ -28,6 +28,7 @@ LENGTHS = torch.tensor([3, 7, 1, 0, 7, 2])
 TINY = {"layers": 2, "heads": 3, "feedforward": 10, "max_length": 7, "dropout": 0.0}
 ENCODERS = {
     "bow": lambda: BagOfWords(V, H),
+    "static": lambda: BagOfWords(V, H, mode="mean"),
     "gru": lambda: GRUEncoder(V, W, H),
     "bigru": lambda: GRUEncoder(V, W, H, bidirectional=True),
     "reset-before": lambda: GRUEncoder(V, W, H, bidirectional=True, reset_after=False),
@@ -58,7 +59,7 @@ def encode_alone(encoder: Encoder, sentence: Tensor) -> Tensor:
         return torch.cat([encode_alone(part, sentence) for part in encoder.encoders])
     words = encoder.embedding(sentence)
     if isinstance(encoder, BagOfWords):
-        return words.sum(0)
+        return words.sum(0) / (max(len(sentence), 1) if encoder.mode == "mean" else 1)
     if isinstance(encoder, LSTMEncoder):
         layer = encoder.recurrent
     else:
@@ -193,6 +194,7 @@ def test_token_id_outside_the_vocabulary_raises(name):
         (lambda: GRUEncoder(V, W, H, vectors=torch.randn(V, W + 1)), r"vectors: want shape \(40, 6\), got"),
         (lambda: MultiChannel(torch.randn(V)), r"vectors: want shape \(V, W\), got \(40,\)"),
         (lambda: BagOfWords(V, H, init="zeros"), "init: want one of 'paper', 'torch', got 'zeros'"),
+        (lambda: BagOfWords(V, H, mode="max"), "mode: want one of 'sum', 'mean', got 'max'"),
         (lambda: Combine(), "encoders: want at least one"),
     ],
 )

@@ -244,8 +244,7 @@ def _loss(config: PairsOptions) -> Loss:
     return MultipleNegativesRankingLoss(**of_ranking, **shared)
 
 
-# Documents are longer than sentences. The learning rate of a checkpoint is usual where it becomes a retriever; what
-# static embeddings have is that of the training by which sentence-transformers introduced them, which cuts no text.
+# What sentence-transformers trained its first static embeddings with, but that it cuts no text.
 OF_STATIC = {
     "word_dim": 1024,
     "init": "torch",
@@ -253,6 +252,7 @@ OF_STATIC = {
     "batch_size": 2048,
     "learning_rate": 0.2,
 }
+# Documents are longer than sentences. The learning rate is usual where a checkpoint becomes a retriever.
 PAIRS = PairsKind(
     "pairs",
     PairsOptions,

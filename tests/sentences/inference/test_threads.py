@@ -31,7 +31,7 @@ def texts(count):
 
 def new_run(folder, name):
     settings = dict(RUNS[name])
-    if name == "sub-words":
+    if "vocabulary" in settings or name == "sub-words":
         settings["vocabulary"] = str(folder / "tokenizer.json")
         TOKENIZERS["bpe"]().save(settings["vocabulary"])
     if name == "huggingface":

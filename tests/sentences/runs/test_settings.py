@@ -96,7 +96,7 @@ MASKED = {"masked_words": 0.1, "encoder": "transformer"}
 PAIRS = {"model": "pairs", "corpus": ("x.tsv",), "word_dim": 8}
 GIST = PAIRS | {"teacher": TEACHER, "loss": "gist"}
 REFUSED = [
-    ({"encoder": "rnn"}, "encoder: want one of bow, gru, .*, combine, got 'rnn'"),
+    ({"encoder": "rnn"}, "encoder: want one of bow, static, .*, combine, got 'rnn'"),
     ({"batch_size": -1}, "batch_size: want at least 2, got -1"),
     ({"steps": 0}, "steps: want at least 1, got 0"),
     ({"context_size": 9, "batch_size": 9}, "context_size: want less than batch_size 9, got 9"),
@@ -125,6 +125,9 @@ REFUSED = [
     (SKIP | {"init": "torch"}, "init: want paper with model skip-thoughts, got torch"),
     (TOKENS | {"encoder": "huggingface", "checkpoint": "c"}, "vocabulary: want none with encoder"),
     (TOKENS | {"model": "gloss-bow"}, "vocabulary: want none with model gloss"),
+    ({"encoder": "static"}, "vocabulary: want a tokenizer.json with encoder static, got None"),
+    (TOKENS | {"encoder": "static", "checkpoint": "c"}, "checkpoint: want with encoder huggingface alone"),
+    (TOKENS | {"encoder": "static", "trained_dim": 8}, "trained_dim: want it with an mc- encoder alone"),
     (TOKENS | {"vectors": FILE}, "vectors: want none with a vocabulary of a file, got 'v.npz'"),
     ({"encoder": "mc-bow"}, "vectors: want a file of word vectors with encoder mc-bow, got None"),
     ({"freeze_vectors": True}, "vectors: want a file of word vectors with freeze_vectors, got None"),

@@ -8,6 +8,7 @@ from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.options.encoders import ENCODERS
 from tests.shared.stored_runs import LINES, write_run
 from tests.shared.tiny_bert import write_tiny_bert
+from tests.shared.tokenizer_files import TOKENIZERS
 
 # By the settings of the run. Those of a checkpoint are completed by its directory.
 RUNS = {
@@ -29,11 +30,20 @@ CHECKPOINTS = {
     "pairs of a checkpoint": {"model": "pairs", "corpus": ("pairs.tsv",), "pooling": "mean", **PROMPTS},
     "two checkpoints": {"model": "quickthoughts", "pooling": "mean"},
 }
+# With a tokenizer's file each, by the name of the tokenizer.
+STATIC = {
+    f"static, {name}": {"model": "pairs", "encoder": "static", "corpus": ("pairs.tsv",), "vocabulary": name}
+    for name in TOKENIZERS
+}
 
 
 @pytest.fixture
 def run(request, tmp_path):
     """The directory of the run that the test names."""
+    if (settings := STATIC.get(request.param)) is not None:
+        path = tmp_path / "tokenizer.json"
+        TOKENIZERS[settings["vocabulary"]]().save(str(path))
+        return write_run(tmp_path / "run", **settings | {"vocabulary": str(path)})
     if (settings := CHECKPOINTS.get(request.param)) is None:
         return write_run(tmp_path / "run", **RUNS[request.param])
     write_tiny_bert(tmp_path / "bert")

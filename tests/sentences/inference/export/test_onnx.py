@@ -19,6 +19,7 @@ for name in ("onnx", "onnxscript"):
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 # Each kind of encoder once, since an export takes seconds; how they are composed, the other formats test too.
 KINDS = ("bigru, reset-before", "bilstm", "transformer", "two channels", "pairs", "pooler", "two checkpoints")
+KINDS += ("static, bpe",)
 QUICK = ("bigru, reset-before",)
 
 

@@ -9,8 +9,9 @@ import torch
 from fastqt.errors import InputError
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.inference.export import export_run
-from tests.sentences.inference.export.conftest import CHECKPOINTS, RUNS
+from tests.sentences.inference.export.conftest import CHECKPOINTS, PROMPTS, RUNS, STATIC
 from tests.shared.stored_runs import LINES, write_run
+from tests.shared.tokenizer_files import word_piece
 
 library = pytest.importorskip("sentence_transformers", reason="the extra st is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -51,6 +52,30 @@ def test_a_checkpoint_needs_no_fastqt(run, wanted, tmp_path):
     assert_same_vectors(model, wanted(True)[WORDS], lines)
     assert model.max_seq_length == 9
     np.testing.assert_allclose(np.linalg.norm(model.encode([""])), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("run", STATIC, indirect=True)
+def test_a_static_embedding_is_the_library_s(run, wanted, tmp_path, normalize):
+    export_run(run, tmp_path / "out", "sentence-transformers", normalize=normalize)
+    model = loaded(tmp_path / "out", trust=False)
+    kinds = [f"{type(module).__module__}.{type(module).__name__}" for module in model]
+    package = "sentence_transformers.sentence_transformer.modules.static_embedding"
+    assert kinds[0] == f"{package}.StaticEmbedding"
+    assert [kind.rpartition(".")[2] for kind in kinds[1:]] == ["Normalize"] * normalize
+    # `fastqt embed` removes the white space around a text, of which some tokenizers make tokens.
+    assert_same_vectors(model, wanted(normalize), [line.strip() for line in LINES])
+    assert np.abs(wanted(False) - wanted(True)).max() > 0.01
+
+
+def test_a_static_embedding_without_unknown_tokens_is_fastqt_s(tmp_path):
+    """The library's has a vector for them."""
+    word_piece().save(str(tmp_path / "tokenizer.json"))
+    settings = {"model": "pairs", "encoder": "static", "corpus": ("x.tsv",), "unknown": "drop", **PROMPTS}
+    run = write_run(tmp_path / "run", vocabulary=str(tmp_path / "tokenizer.json"), **settings)
+    export_run(run, tmp_path / "out", "sentence-transformers")
+    model, texts = loaded(tmp_path / "out"), ["a cat ☃ sat", "words"]
+    np.testing.assert_allclose(model.encode(texts), SentenceEncoder.load(run).encode(texts), atol=1e-5)
 
 
 @pytest.mark.parametrize("run", ["pairs", "pairs of a checkpoint"], indirect=True)
