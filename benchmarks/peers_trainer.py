@@ -204,7 +204,7 @@ def curve(
             losses.append(float((value[0] if isinstance(value, tuple) else value).detach()))
             return value
 
-    with tempfile.TemporaryDirectory() as folder, _quiet(), dropout_of(configuration, model):
+    with tempfile.TemporaryDirectory() as folder, quiet(), dropout_of(configuration, model):
         trainer = Trainer(
             model=model,
             args=SentenceTransformerTrainingArguments(
@@ -228,7 +228,7 @@ def curve(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what the trainer prints at its end, and the library's bars."""
     import datasets
 

@@ -20,20 +20,14 @@ class EncoderKind:
     has_heads: bool = False  # whether it has attention heads, each with an equal part of word_dim
     has_states: bool = False  # whether it has a state for each word, from which masked words are predicted
     is_table: bool = False  # whether it has no weights but word vectors
+    is_mean: bool = False  # whether a sentence's vector is the mean of its word vectors, and not the sum
     is_library_s: bool = False  # whether modules of sentence-transformers compute the same vectors
     channel: str = ""  # of an encoder of two channels, one of them on frozen word vectors: the kind of both
     parts: tuple[str, ...] = ()  # of a model of several models: the encoder of each
 
 
 BOW = EncoderKind("bow", "BagOfWords", "encoders.BagOfWordsForm", is_table=True)
-STATIC = EncoderKind(
-    "static",
-    "BagOfWords",
-    "encoders.StaticForm",
-    needs=("vocabulary",),
-    is_table=True,
-    is_library_s=True,
-)
+STATIC = replace(BOW, name="static", needs=("vocabulary",), is_mean=True, is_library_s=True)
 GRU = EncoderKind("gru", "GRUEncoder", "encoders.GRUForm")
 LSTM = EncoderKind("lstm", "LSTMEncoder", "encoders.LSTMForm")
 TRANSFORMER = EncoderKind(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fastqt.nn import BagOfWords, Combine, Encoder, GRUEncoder, LSTMEncoder, Transformer
 from fastqt.nn.combine import Channel, channels
+from fastqt.nn.sparse_gradients import Mode
 from fastqt.nn.transformer import TransformerLayer
 from fastqt.sentences.options.encoders import ENCODERS, EncoderKind
 from fastqt.sentences.runs.config import TrainConfig
@@ -67,19 +68,13 @@ def form_of(encoder: Encoder) -> EncoderForm[Any]:
 
 class BagOfWordsForm(EncoderForm[BagOfWords]):
     def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> BagOfWords:
-        return BagOfWords(vocab_size, config.word_dim, sparse=True, init=config.init)
+        mode: Mode = "mean" if config.encoder_kind.is_mean else "sum"
+        return BagOfWords(vocab_size, config.word_dim, mode=mode, sparse=True, init=config.init)
 
     def vectors(self, encoder: BagOfWords, tokens: Tensor, valid: Tensor) -> Tensor:
         counted = valid.unsqueeze(2).to(encoder.embedding.weight.dtype)
         sums = (F.embedding(tokens, encoder.embedding.weight) * counted).sum(1)
         return sums / counted.sum(1).clamp(min=1) if encoder.mode == "mean" else sums
-
-
-class StaticForm(BagOfWordsForm):
-    """The mean of token vectors."""
-
-    def build(self, config: TrainConfig, vocab_size: int, *, pretrained: bool) -> BagOfWords:
-        return BagOfWords(vocab_size, config.word_dim, mode="mean", sparse=True, init=config.init)
 
 
 class GRUForm(EncoderForm[GRUEncoder]):
