@@ -24,6 +24,7 @@ from benchmarks import (
     precision,
     predict,
     quantization,
+    static_trainer,
 )
 from benchmarks.measure.learning import (
     evaluation_table,
@@ -63,6 +64,7 @@ PAGES = (
         ROOT / "docs" / f"{name}.md"
         for name in ("index", "concepts", "evaluation", "gallery", "devices", "kernels")
     ),
+    ROOT / "docs" / "how-to" / "static-embeddings.md",
 )
 
 
@@ -113,6 +115,9 @@ def sections(run: Run) -> dict[str, Callable[[], str]]:
         "largest": lambda: headline.largest_sentence(stored("headline")),
         "batch": lambda: headline.batches_table(stored("headline")["batches"]),
         "headline machine": lambda: machine(stored("headline")),
+        "static trainer": lambda: static_trainer.times_table(static_trainer.stored()),
+        "static trainer memory": lambda: static_trainer.memory_table(static_trainer.stored()),
+        "static trainer machine": lambda: static_trainer.machine_line(static_trainer.stored()),
         "counters peers": lambda: counters_table.of_peers(counters_table.stored_peers()),
         "counters machine": lambda: counters_table.machine_of_peers(counters_table.stored_peers()),
         "exactness": lambda: exactness.errors_table(exactness.stored()),

@@ -166,6 +166,7 @@ def in_their_trainer(
     torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=widths[0])], device="cpu")
+    model.model_card_data.generate_widget_examples = False
     losses: Any = theirs if kind == THEIRS else ours
     loss = losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), widths)
     loss.register_forward_hook(lambda *call: values.append(float(call[-1].detach())))

@@ -142,6 +142,13 @@ def integrations(folder: Path, monkeypatch: MonkeyPatch) -> Names:
     }
 
 
+def static_embeddings(folder: Path, monkeypatch: MonkeyPatch) -> Names:
+    texts = [line for line in LINES if line]
+    pairs = zip(texts, texts[1:], strict=False)
+    (folder / "pairs.tsv").write_text("".join(f"{query}\t{positive}\n" for query, positive in pairs))
+    return {}
+
+
 NAMES: dict[str, Callable[[Path, MonkeyPatch], Names]] = {
     "README.md": readme,
     "architecture.md": architecture,
@@ -149,18 +156,20 @@ NAMES: dict[str, Callable[[Path, MonkeyPatch], Names]] = {
     "evaluation.md": evaluation,
     "index.md": index,
     "integrations.md": integrations,
+    "how-to/static-embeddings.md": static_embeddings,
 }
 
 
 ALL = {"README.md": ROOT / "README.md", **PAGES}
 SLOW = {
     *("distributed.md", "evaluation.md", "integrations.md", "migrating.md"),
-    *(f"how-to/{name}.md" for name in ("embed", "evaluate", "search", "export")),
+    *(f"how-to/{name}.md" for name in ("embed", "evaluate", "search", "export", "static-embeddings")),
 }
 # Libraries that a page's blocks import beside torch and fastqt.
 NEEDS = {
     "migrating.md": ("sentence_transformers", "pytorch_metric_learning"),
     "how-to/evaluate.md": ("sklearn",),
+    "how-to/static-embeddings.md": ("sentence_transformers", "datasets", "accelerate"),
     "how-to/export.md": ("sentence_transformers", "onnx", "onnxscript", "onnxruntime"),
 }
 # A page whose blocks of Python test_pages.py compares with each other.

@@ -13,14 +13,16 @@ from fastqt.sentences.cli import main
 from tests.shared.migrating_on_ranks import losses_of_rows, trained_retriever
 from tests.shared.page_blocks import DOCS, PAGES, blocks, commands
 from tests.shared.ranks import RankError
+from tests.shared.tokenizer_files import word_piece
 from tests.shared.tolerances import FLOAT32, relative
 
 # Libraries that a page's blocks import beside torch and fastqt.
 NEEDS = {
     "how-to/evaluate.md": ("sklearn",),
+    "how-to/static-embeddings.md": ("sentence_transformers",),
     "how-to/export.md": ("sentence_transformers", "onnx", "onnxscript", "onnxruntime"),
 }
-COMMANDS = ("train", "embed", "evaluate", "search", "retriever", "export")
+COMMANDS = ("train", "embed", "evaluate", "search", "retriever", "static-embeddings", "export")
 WITH_COMMANDS = ("quick-start.md", *(f"how-to/{name}.md" for name in COMMANDS))
 
 
@@ -50,6 +52,7 @@ def write_inputs(folder, planted) -> None:
     pairs = zip(lines[::2], lines[1::2], strict=True)
     (folder / "pairs.tsv").write_text("".join(f"{query}\t{positive}\n" for query, positive in pairs))
     shutil.copyfile(folder / "pairs.tsv", folder / "held-out.tsv")
+    word_piece().save(str(folder / "tokenizer.json"))
     for name, column in (("queries", lines[::2]), ("documents", lines[1::2])):
         (folder / f"{name}.txt").write_text("\n".join(column))
     (folder / "eval/films/qrels").mkdir(parents=True)
@@ -81,7 +84,7 @@ def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
         own.insert(0, ["train", "corpus.txt", "--out", "run"])
     for words in own:
         quick = QUICK if words[0] == "train" and "--resume" not in words else []
-        quick = quick + (NARROW if quick and "--matryoshka-dims" not in words else [])
+        quick = quick + (NARROW if quick and not any(word.startswith("--matryoshka") for word in words) else [])
         assert main([*words, *quick]) == 0, capsys.readouterr().err
 
 
