@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import lzma
 import re
 import types
@@ -144,7 +145,7 @@ def integrations(folder: Path, monkeypatch: MonkeyPatch) -> Names:
 
 def static_embeddings(folder: Path, monkeypatch: MonkeyPatch) -> Names:
     texts = [line for line in LINES if line]
-    pairs = zip(texts, texts[1:], strict=False)
+    pairs = itertools.pairwise(texts)
     (folder / "pairs.tsv").write_text("".join(f"{query}\t{positive}\n" for query, positive in pairs))
     return {}
 

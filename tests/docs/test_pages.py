@@ -84,7 +84,8 @@ def test_commands_run(page, planted, tmp_path, monkeypatch, capsys):
         own.insert(0, ["train", "corpus.txt", "--out", "run"])
     for words in own:
         quick = QUICK if words[0] == "train" and "--resume" not in words else []
-        quick = quick + (NARROW if quick and not any(word.startswith("--matryoshka") for word in words) else [])
+        has_widths = any(word.startswith("--matryoshka") for word in words)
+        quick = quick + (NARROW if quick and not has_widths else [])
         assert main([*words, *quick]) == 0, capsys.readouterr().err
 
 

@@ -109,9 +109,7 @@ def _add(parser: argparse._ActionsContainer, each: Option, *, default: Any) -> N
         del shared["required"]
         parser.add_argument(*flags, action=action, **shared)
     elif each.alone:
-        parser.add_argument(
-            *flags, nargs="?", const=each.alone, type=reader, metavar=_letter(each), **shared
-        )
+        parser.add_argument(*flags, nargs="?", const=each.alone, type=reader, metavar=_letter(each), **shared)
     elif each.repeats:
         parser.add_argument(*flags, action=Appended, type=reader, metavar=_letter(each), **shared)
     elif each.choices and each.count == 1:
