@@ -67,6 +67,7 @@ html_title = f"fastqt {version}"
 html_static_path = ["_static", "pictures/logo-light.svg", "pictures/logo-dark.svg"]
 html_favicon = "pictures/logo-light.svg"
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "search_order.js")  # Sphinx opens it where it is started
 html_show_sphinx = False
 html_copy_source = False
 html_use_index = False

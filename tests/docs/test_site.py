@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -124,6 +125,45 @@ def test_pages_that_are_notebooks_have_them_and_show_what_they_print(built, page
         assert page.read_text().count('<div class="output highlight-text') == sum(
             any(output.get("name") != "stderr" for output in cell["outputs"]) for cell in cells
         )
+
+
+# The page that a search shows first.
+FIRST = {
+    "hard negatives": "how-to/retriever",
+    "false negatives": "losses/general",
+    "resume": "how-to/train",
+    "learning rate": "how-to/train",
+    "evaluate": "how-to/evaluate",
+    "export": "how-to/export",
+}
+# Runs the site's own program of the search for some words, and prints the page that it shows first.
+PROGRAM = """
+const fs = require("fs"), vm = require("vm");
+const [site, ...queries] = process.argv.slice(1);
+const context = {
+  _: text => text,
+  document: { getElementById: () => null, addEventListener() {} },
+  DOCUMENTATION_OPTIONS: {}, SPHINX_HIGHLIGHT_ENABLED: false, _ready() {},
+};
+context.window = context;
+vm.createContext(context);
+for (const name of ["_static/searchtools.js", "_static/language_data.js", "searchindex.js"])
+  vm.runInContext(fs.readFileSync(`${site}/${name}`, "utf8"), context);
+for (const query of queries) {
+  context.query = query;
+  const found = vm.runInContext("Search._performSearch(...Search._parseQuery(query))", context);
+  console.log(found.reverse()[0][0]);
+}
+"""
+
+
+def test_a_search_shows_the_page_first_on_which_users_act(built):
+    if shutil.which("node") is None:
+        pytest.skip("wants node, to run the program of the search")
+    command = ["node", "-e", PROGRAM, str(built), *FIRST]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(FIRST, done.stdout.splitlines(), strict=True)) == FIRST
 
 
 # What users look for, and the page that a search has to find.
