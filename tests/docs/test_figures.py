@@ -185,6 +185,55 @@ def test_the_sentence_of_the_front_page_has_the_figures_of_its_table():
             assert figure in sentence, f"{page}: {figure}"
 
 
+# Columns that say what is measured in a row; the others of a table are figures.
+SIZES = ("N", "rows N", "D", "M", "K", "batch", "loss", "memory", "dtype", "dims", "targets")
+MEASURED = re.compile(r"MiB$|ms$| s$|× GEMMs$")
+# Sections that measure another thing than the loss of their columns alone, and what it is.
+OTHER_THINGS = {"matryoshka": "prefixes", "margin": "with a margin", "torch engine": "on the engine torch"}
+
+
+def measured_cells(text: str) -> list[tuple[tuple[str, ...], str]]:
+    """The measured cells of a page's tables, each with what it is of: the thing, its sizes and its column."""
+    found = []
+    for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *rows = map(cells, table[0].splitlines())
+        sections = re.findall(r"<!-- (?:results: ([\w ]+)|end) -->", text[: table.start()])
+        thing = OTHER_THINGS.get(sections[-1] if sections else "", "the loss")
+        for row in rows if {"N", "rows N"} & set(head) else ():
+            sizes = [f"{name} {value}" for name, value in zip(head, row, strict=True) if name in SIZES]
+            for name, value in zip(head, row, strict=True):
+                if name not in SIZES and MEASURED.search(name):
+                    found.append(((thing, *sizes, name), value))
+    return found
+
+
+def contradictions(pages: dict[str, str]) -> list[str]:
+    """The cells that have two values, with the pages of both."""
+    first: dict[tuple[str, ...], tuple[str, str]] = {}
+    told = []
+    for page, text in pages.items():
+        for of, value in measured_cells(text):
+            other, place = first.setdefault(of, (value, page))
+            if other != value:
+                told.append(f"{', '.join(of)}: {other} in {place}, {value} in {page}")
+    return told
+
+
+def test_no_measured_cell_has_two_values():
+    """What is measured of the same thing at the same sizes, on whatever pages it stands."""
+    texts = {page: path.read_text() for page, path in PAGES.items()}
+    assert sum(len(measured_cells(text)) for text in texts.values()) > 300
+    assert contradictions(texts) == []
+
+    cell = "| N | D | memory | plain PyTorch MiB |\n| --- | --- | --- | --- |\n| 4,096 | 768 | fast | {} |\n"
+    stated = next(
+        value for of, value in measured_cells(texts["docs/benchmarks.md"]) if of == measured_cells(cell)[0][0]
+    )
+    assert contradictions(texts | {"another": cell.format(stated)}) == []
+    (told,) = contradictions(texts | {"another": cell.format("302")})
+    assert told.endswith(f"plain PyTorch MiB: {stated} in docs/benchmarks.md, 302 in another")
+
+
 def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("| ").split("|")]
 
