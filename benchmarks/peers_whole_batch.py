@@ -3,6 +3,7 @@
 python -m benchmarks.peers_whole_batch              # measures and prints the tables; some minutes
 python -m benchmarks.peers_whole_batch --write      # and stores the run, which the page renders
 python -m benchmarks.peers_whole_batch --rows 512   # one size alone
+python -m benchmarks.peers_whole_batch --write --only Triplet   # some losses anew, of a run of this machine
 
 A step is the loss and its gradients. "matrix" is the formula of the paper in eager PyTorch, which makes all
 N x N cells; "theirs" is the library's class of the installed version, and no class where it has none: that of
@@ -474,22 +475,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures losses of a whole batch beside their formulas.")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="the numbers of rows, N")
     parser.add_argument("--write", action="store_true", help=f"store {STORED.name}")
+    parser.add_argument("--only", default="", help="the losses whose labels have this text")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
-    of_learnt = [{"case": case.label, **errors(case)} for case in CASES]
+    versions = {"sentence-transformers": importlib.metadata.version("sentence-transformers")}
+    versions[OPEN_CLIP.name] = installed()[OPEN_CLIP.name]
+    run = {"machine_info": processor_and_versions(), "versions": versions, "D": D}
+    others = others_of(run) if options.only and options.write else {"found": [], "errors": []}
+
+    cases = [case for case in CASES if options.only in case.label]
+    of_learnt = [{"case": case.label, **errors(case)} for case in cases]
     print(error_table(of_learnt), flush=True)
     rows = []
-    for case in CASES:
+    for case in cases:
         for N in sorted(N for N in options.rows if case.most_rows >= N):
             rows.append(measured(case, N))
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        versions = {"sentence-transformers": importlib.metadata.version("sentence-transformers")}
-        versions[OPEN_CLIP.name] = installed()[OPEN_CLIP.name]
-        run = {"machine_info": processor_and_versions(), "versions": versions, "D": D}
-        STORED.write_text(json.dumps({**run, "found": rows, "errors": of_learnt}, indent=1) + "\n")
+        run |= {"found": joined(others["found"], rows), "errors": joined(others["errors"], of_learnt)}
+        STORED.write_text(json.dumps(run, indent=1) + "\n")
     print(speed_table(rows))
+
+
+def others_of(run: dict[str, Any]) -> dict[str, Any]:
+    """The stored run, if it is of the same machine and versions; otherwise nothing can be added to it."""
+    of_machine, before = ({**each["machine_info"], "date": None} for each in (run, stored()))
+    if of_machine != before or run["versions"] != stored()["versions"]:
+        raise SystemExit(f"{STORED.name} is of another machine or of other versions: measure all losses")
+    return stored()
+
+
+def joined(stored_rows: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in the order of CASES; those of a case that is measured anew take the place of the stored ones."""
+    anew = {row["case"] for row in rows}
+    every = [row for row in stored_rows if row["case"] not in anew] + rows
+    return [row for case in CASES for row in every if row["case"] == case.label]
 
 
 if __name__ == "__main__":

@@ -132,3 +132,16 @@ def test_stored_factors_are_what_is_measured(by_name):
         assert figures == pytest.approx({name: then[name] for name in figures}, abs=SAME_FACTOR), row[
             "convention"
         ]
+
+
+def test_losses_measured_anew_take_the_place_of_stored_ones_of_the_same_machine():
+    stored = peers_whole_batch.stored()
+    rows = stored["found"]
+    assert peers_whole_batch.joined(rows, []) == rows
+    anew = [{**row, "N": 1} for row in rows if row["case"] == rows[0]["case"]]
+    assert peers_whole_batch.joined(rows, anew) == anew + rows[len(anew) :]
+    run = {**stored, "machine_info": {**stored["machine_info"], "date": "2000-01-01"}}
+    assert peers_whole_batch.others_of(run) == stored
+    run["machine_info"]["cpu"] = "another"
+    with pytest.raises(SystemExit, match="another machine"):
+        peers_whole_batch.others_of(run)
