@@ -70,8 +70,9 @@ void adam_rows(Tensor table, Tensor first, Tensor second,
   with_float(table, [&]<class T>(T) {
     const RowsOf<T> p(table), m(first), v(second), g(gradients);
     in_parallel(R, 8 * D, [&](int64_t begin, int64_t end) {
-      AdamStep<T> scalars{static_cast<T>(beta1),
+      AdamStep<T> scalars{static_cast<T>(1 - beta1),
                           static_cast<T>(beta2),
+                          static_cast<T>(1 - beta2),
                           static_cast<T>(eps),
                           static_cast<T>(maximize ? -1 : 1),
                           static_cast<T>(decoupled ? 0 : weight_decay),

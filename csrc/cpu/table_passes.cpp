@@ -41,13 +41,14 @@ FASTQT_INLINE void rows_sum_body(T* out, const S* table, int64_t stride, const i
 template <class T>
 FASTQT_INLINE void adam_row_body(T* p, T* m, T* v, const T* g, const AdamStep<T>& step,
                                  int64_t width) {
-  const T beta1 = step.beta1, beta2 = step.beta2, eps = step.eps, sign = step.sign, l2 = step.l2,
+  const T first_share = step.first_share, second_keep = step.second_keep,
+          second_share = step.second_share, eps = step.eps, sign = step.sign, l2 = step.l2,
           keep = step.keep, size = step.size, root_correction = step.root_correction;
 #pragma omp simd
   for (int64_t j = 0; j < width; ++j) {
     const T gradient = sign * g[j] + l2 * p[j];
-    const T first = m[j] + (1 - beta1) * (gradient - m[j]);
-    const T second = beta2 * v[j] + (1 - beta2) * gradient * gradient;
+    const T first = m[j] + first_share * (gradient - m[j]);
+    const T second = second_keep * v[j] + second_share * gradient * gradient;
     m[j] = first;
     v[j] = second;
     p[j] = keep * p[j] - size * first / (std::sqrt(second) / root_correction + eps);

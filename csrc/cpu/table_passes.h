@@ -19,7 +19,10 @@ void rows_sum(float* out, const BFloat16* table, int64_t stride, const int64_t* 
 // The scalars of Adam's step for one row.
 template <class T>
 struct AdamStep {
-  T beta1, beta2, eps;
+  T first_share;   // of the gradient in the first moment, 1 - beta1
+  T second_keep;   // of the second moment, beta2
+  T second_share;  // of the squared gradient, 1 - beta2, which a rounded beta2 would not give
+  T eps;
   T sign;             // of the gradient: -1 to maximise
   T l2;               // what is added of the row to its gradient
   T keep;             // the factor of the row, 1 but for a decoupled decay

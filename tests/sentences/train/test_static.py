@@ -99,11 +99,7 @@ def trained_by_the_library(config, table, rows, folder):
 
 
 def test_a_training_is_that_of_sentence_transformers(corpus, tmp_path):
-    """By value: the losses of 40 steps from the same table on the same batches, and the last table.
-
-    The native step takes 1 - beta2 from a beta2 that is rounded to float32, so that each step of a row is
-    6e-6 of its length too long or too short.
-    """
+    """By value: the losses of 40 steps from the same table on the same batches, and the last table."""
     for name in ("sentence_transformers", "datasets", "accelerate"):
         pytest.importorskip(name, reason="the extra st is not installed")
     config = config_of(corpus)
@@ -118,7 +114,7 @@ def test_a_training_is_that_of_sentence_transformers(corpus, tmp_path):
     model, theirs = trained_by_the_library(config, start, ordered, tmp_path / "theirs")
 
     assert len(ours) == len(theirs) == 40
-    assert relative(ours, theirs) < 3e-6
+    assert relative(ours, theirs) < 1e-6
     assert ours[-1] < 0.8 * ours[0]
     table = load_file(tmp_path / "run" / "model.safetensors")["encoder.embedding.weight"]
     moved, wanted = (each - start for each in (table, model[0].embedding.weight.detach()))
