@@ -23,7 +23,7 @@ from fastqt.losses.scored import slices
 from fastqt.problem import loss_dtype, unit_rows
 from fastqt.torch_modes import without_autocast
 
-DISTANCES_AT_ONCE = 2**20  # 4 MiB of float32; what is computed from them takes several times as much
+DISTANCES_AT_ONCE = 2**19  # 2 MiB of float32; what is computed from them takes several times as much
 # A squared distance below this share of the two squared norms is computed again, from the rows' difference.
 NEAR = 2**-6
 # Where fewer of the distances have a gradient, differences of rows take less time than products of matrices.
