@@ -247,7 +247,7 @@ def by_command(case: Case, folder: Path, widths: tuple[int, ...]) -> tuple[dict[
     with tempfile.TemporaryDirectory() as out:
         begin = time.perf_counter()
         outcome = train(config, out, display=Ends)
-    watch.ends.pop()  # the last step, since a report's figures are measured in it, as in few of a long training
+    watch.ends.pop()  # in the last step the figures of a report are measured, as in few of a long training
     return watch.figures(said[0] - begin, case), [outcome.metrics["loss"]]
 
 
