@@ -128,7 +128,8 @@ def copy(path: Path, folder: Path, name: Path, identifier: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     text = relative(path.read_text(encoding="utf-8"), depth=len(name.parts))
     if name == Path("__init__.py"):  # of the package, whose names are those that the copy has
-        text = text.replace('    "nn",\n', "").replace('    "optim",\n', "")
+        for of_left_out in ("nn", "optim", "load", "sentences.inference.encoder"):
+            text = text.replace(f'    "{of_left_out}",\n', "")
     text = text.replace("torch.ops.fastqt", f"torch.ops.{identifier}").replace("fastqt::", f"{identifier}::")
     if (absolute := LOADS_BY_NAME.search(text)) is not None:
         raise SystemExit(f"{path}: want imports that can become relative, got {absolute[0].strip()!r}")

@@ -193,11 +193,11 @@ class SentenceEncoder:
         return result
 
 
-def load(run: str | Path, device: str = "auto") -> SentenceEncoder:
+def load(directory: str | Path, device: str = "auto") -> SentenceEncoder:
     """Loads a model that `fastqt train` wrote to a directory, to turn sentences into vectors.
 
     Args:
-        run: the directory, the `--out` of the training.
+        directory: the `--out` of the training.
         device: "auto", which prefers a GPU, "cpu" or "cuda".
 
     Returns:
@@ -214,7 +214,7 @@ def load(run: str | Path, device: str = "auto") -> SentenceEncoder:
         >>> vectors.shape == (2, encoder.width)
         True
     """
-    return SentenceEncoder.load(run, device)
+    return SentenceEncoder.load(directory, device)
 
 
 def _trained_model(config: TrainConfig, vocabulary: Lexicon, directory: Path, digest: Digest | None) -> Model:
