@@ -8,7 +8,7 @@ from typing import Any
 
 from fastqt.sentences.json_text import flat_figures
 
-NO_SHARES = ("mse", "alignment", "uniformity")  # figures that are not shown in per cent
+NO_SHARES = ("mse", "alignment", "uniformity", "rank")  # figures that are not shown in per cent
 TO_CHOOSE = ("cv_", "dev")  # begin the names of figures that chose a model or C, of which there is no mean
 
 Figures = Mapping[str, Mapping[str, Any]]  # of each task, as `Results.tasks` has them
