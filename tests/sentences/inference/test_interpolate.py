@@ -85,7 +85,9 @@ def metrics(run):
 )
 def test_steps_agree_with_numpy(planted, tmp_path, model, options, clip):
     """With shuffled batches, and the options of the paper."""
-    config = TrainConfig((planted[0],), model=model, steps=3, seed=5, report_every=1, **SMALL, **options)
+    config = TrainConfig(
+        (planted[0],), model=model, steps=3, seed=5, **{**SMALL, **options, "report_every": 1}
+    )
     assert (config.learning_rate, config.epochs, replace(config, clip=None).clip) == (3e-4, 210, 25)
     train(config, tmp_path / "run")
     vocabulary = Vocabulary.load(tmp_path / "run" / "vocabulary.json")
