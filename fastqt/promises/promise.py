@@ -19,6 +19,7 @@ from fastqt.promises.state import Function, State, mapped, parts
 _LISTS = (tuple, list)
 # torch gives it no types.
 _made: Callable[..., Promise] = Tensor._make_wrapper_subclass
+# By its name, since a type checker takes the attribute for a size and not for what gives one.
 _shape_of: Callable[..., torch.Size] = getattr(Tensor, "shape").__get__  # noqa: B009
 
 
@@ -77,11 +78,11 @@ class Promise(Tensor):
             return _shape_of(self)
 
     @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # as of `shape`
         return self.box.dtype
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:  # type: ignore[override]  # as of `shape`
         return self.box.state.device
 
     def __len__(self) -> int:

@@ -61,7 +61,8 @@ def start_from_run(model: nn.Module, config: TrainConfig) -> None:
     run = _run(config)
     path = Path(run, MODEL)
     with open_tensors(path) as file:
-        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys() if _is_kept(name)}  # noqa: SIM118
+        kept = [name for name in file.keys() if _is_kept(name)]  # noqa: SIM118  # no dict
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in kept}
         weights = {name: tensor for name, tensor in model.state_dict().items() if _is_kept(name)}
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         if different := dict(stored.items() ^ shapes.items()):
