@@ -89,6 +89,7 @@ def figures(capsys):
     for line in capsys.readouterr().out.splitlines():
         if line.startswith(("captions by image", "images by caption")):
             name, value = line[17:].rsplit(maxsplit=1)
+            assert value.endswith("%") != name.strip().endswith("rank")  # which is no share
             number = float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
             found.setdefault(line[:17], {})[name.strip()] = number
     return found

@@ -1,17 +1,20 @@
 """What a training tells: before its first step, in its display and its log; and the signals that stop it."""
 
 import io
+import math
 import os
 import signal
 import threading
 
 import pytest
+import torch
 
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.metrics_file import MetricsLog, read_metrics
 from fastqt.sentences.runs.progress import Progress
 from fastqt.sentences.train import loop, train
 from fastqt.sentences.train import progress as clock
+from fastqt.sentences.train.interval import Interval
 from fastqt.sentences.train.progress import Display, Moment, StopRequest
 from tests.shared.trainings import assert_same_weights, lines_of, metrics, trainer_of
 
@@ -236,3 +239,11 @@ def test_lines_that_cannot_be_written_are_written_later(tmp_path, capsys):
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
     warning = f"fastqt: warning: {path} cannot be written: Is a directory; the training goes on\n"
     assert capsys.readouterr().err == warning
+
+
+def test_a_loss_that_is_not_finite_does_not_count_in_the_mean():
+    """float16 has overflowed, and there was no step."""
+    interval = Interval(Progress(step=1), report_every=10, batch=4)
+    for loss, rows in ((2.0, 4), (math.inf, 4), (math.nan, 4), (5.0, 2)):
+        interval.add(torch.tensor(loss), rows, dict)
+    assert interval.means() == {"loss": 3.0}
