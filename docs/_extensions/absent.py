@@ -17,7 +17,9 @@ from typing import Any
 from sphinx.application import Sphinx
 
 LIBRARIES = (
+    "datasets",
     "lightning",
+    "pyarrow",
     "pytorch_metric_learning",
     "scipy",
     "sentence_transformers",

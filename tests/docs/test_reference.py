@@ -104,17 +104,46 @@ def test_pictures_are_drawn_by_their_script(monkeypatch):
             sys.modules.pop(name, None)
 
 
-# In a process without the optional libraries, which the site is built without.
+# In a process that can import only what the package needs and the extra `docs`, as where the site is built.
 IMPORT = """
 import re, sys
 from importlib import import_module
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+
+import tomllib
+from packaging.requirements import Requirement
 
 sys.path[:0] = ["docs/_extensions"]
 import absent
 from api import summary
 
-sys.meta_path.insert(0, absent.Absent(absent.LIBRARIES))  # also where they are installed
+def needed(requirements, installed):
+    for each in map(Requirement, requirements):
+        name = re.sub("[-_.]+", "-", each.name).lower()
+        if name not in installed and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            installed.add(name)
+            needed(requires(name) or (), installed)
+    return installed
+
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+wanted = [*project["dependencies"], *project["optional-dependencies"]["docs"]]
+installed = needed(wanted, {"fastqt", "setuptools"})
+others = {
+    module
+    for module, names in packages_distributions().items()
+    if installed.isdisjoint(re.sub("[-_.]+", "-", name).lower() for name in names)
+}
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in others:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+assert "pytest" in others and "torch" not in others
+for name in [name for name in sys.modules if name.partition(".")[0] in others]:
+    del sys.modules[name]
+sys.meta_path[:0] = [absent.Absent(absent.LIBRARIES), Refusing()]  # also where they are installed
 names = 0
 for page in sorted(Path("docs/api").glob("*.rst")):
     blocks = re.findall(r"^\\.\\. api:: (\\S+)\\n((?:\\n|   \\S+\\n)+)", page.read_text(), re.MULTILINE)

@@ -35,6 +35,15 @@ HEAD = """# Options of the commands
 The tables follow from the declarations in `fastqt/sentences/options/` and `fastqt/sentences/kinds/`, as the
 command line, its `--help` and its checks do; `make lists` writes this page.
 `fastqt train --model NAME --help` shows the options of one model kind with its own defaults.
+
+A shell completes commands, options and their values, after `--model NAME` the options of that model kind,
+with a line in the file that it reads when it starts:
+
+```sh
+eval "$(fastqt --completion bash)"         # in ~/.bashrc
+eval "$(fastqt --completion zsh)"          # in ~/.zshrc
+fastqt --completion fish | source          # in ~/.config/fish/config.fish
+```
 """
 RESUME = {"same": "", "move": "; `--resume`: another place", "change": "; `--resume`: may change"}
 

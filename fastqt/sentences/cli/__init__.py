@@ -13,6 +13,7 @@ from fastqt._version import __version__
 from fastqt.errors import InputError
 from fastqt.machine.memory import keep_freed_memory
 from fastqt.sentences.cli.arguments import build_parser
+from fastqt.sentences.cli.completion import SHELL_WORDS, print_words
 from fastqt.sentences.cli.streams import (
     BAD_INPUT,
     discard_what_cannot_be_written,
@@ -73,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == [SHELL_WORDS]:  # argparse would take away a word that is "--"
+        return print_words(parser, words[1:])
     options = vars(parser.parse_args(arguments))
     name = options.pop("command")
     if name is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from fastqt._version import __version__
+from fastqt.sentences.cli.completion import SCRIPTS, Completion
 from fastqt.sentences.cli.streams import BAD_INPUT
 from fastqt.sentences.cli.table import COMMANDS
 
@@ -83,10 +84,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--completion",
         action=Completion,
-        nargs=0,
+        nargs="?",
+        const="bash",
+        choices=SCRIPTS,
         default=argparse.SUPPRESS,
-        help='print what completes commands and options, for eval "$(fastqt --completion)" in ~/.bashrc, or '
-        "in ~/.zshrc after autoload -U bashcompinit; bashcompinit",
+        help="print what completes commands, options and their values in a shell: for eval "
+        '"$(fastqt --completion bash)" in ~/.bashrc, the same with zsh in ~/.zshrc, or '
+        "fastqt --completion fish | source in config.fish",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
 
@@ -95,47 +99,3 @@ def build_parser() -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=command.title, description=command.__doc__, usage=usage)
         command.add_arguments(made)
     return parser
-
-
-SCRIPT = """\
-_fastqt() {{
-  local words="" word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-  case "${{COMP_WORDS[1]}} $before" in
-{choices}
-    *) case "${{COMP_WORDS[1]}}" in
-{options}
-    esac;;
-  esac
-  [ "$COMP_CWORD" -eq 1 ] && words="{commands}"
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
-}}
-complete -o default -F _fastqt fastqt
-"""
-
-
-class Completion(argparse.Action):
-    """The option --completion: prints the script and ends."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(script_of(parser), end="")
-        parser.exit()
-
-
-def script_of(parser: argparse.ArgumentParser) -> str:
-    """The script for a parser of commands."""
-    parsers = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    options: list[str] = []
-    choices: list[str] = []
-    for name, command in parsers.choices.items():
-        flags = [flag for action in command._actions for flag in action.option_strings]
-        options.append(f'    {name}) words="{" ".join(flags)}";;')
-        choices += _choices(name, command)
-
-    commands = " ".join(parsers.choices)
-    return SCRIPT.format(choices="\n".join(choices), options="\n".join(options), commands=commands)
-
-
-def _choices(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in parser._actions:
-        for flag in action.option_strings if action.choices else ():
-            yield f'    "{command} {flag}") words="{" ".join(map(str, action.choices or ()))}";;'

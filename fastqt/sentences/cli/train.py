@@ -163,8 +163,8 @@ def _listed(names: Sequence[str]) -> str:
 def _narrow(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Leaves in the help of a training what its model kind has; the words of its command line may name it."""
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named.add_argument("--model", default=TrainConfig.model)
-    named.add_argument("--encoder", default="")
+    named.add_argument("--model", nargs="?", default=TrainConfig.model)
+    named.add_argument("--encoder", nargs="?", default="")
     chosen, _ = named.parse_known_args([word for word in words if word not in ("--help", "-h")])
     if (kind := KINDS.get(chosen.model)) is None:
         return
