@@ -159,11 +159,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def sections(run: Run) -> dict[str, Callable[[], str]]:
-    return {
-        **SECTIONS,
-        **{name: partial(table_of, run) for name, (table_of, _) in TABLES.items()},
-        "machine": lambda: machine(run),
-    }
+    """What a page shows between each of its marks: a run that is stored by itself stands before `run`."""
+    of_run = {name: partial(table_of, run) for name, (table_of, _) in TABLES.items()}
+    return {"machine": lambda: machine(run), **of_run, **SECTIONS}
 
 
 def rendered(text: str) -> str:

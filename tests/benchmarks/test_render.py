@@ -65,7 +65,7 @@ def test_figures_have_the_digits_that_a_run_knows(cell, wanted):
 
 def columns(text: str) -> list[tuple[str, str, list[str]]]:
     """The columns of all tables of a page: name, alignment, cells."""
-    tables = re.findall(r"^(\|.+\|\n\| ?:?-.*\|\n(?:\|.*\|\n?)+)", text, flags=re.MULTILINE)
+    tables = re.findall(r"^(\|.+\|\n\| ?:?-.*\|\n(?:\|.*\|\n?)*)", text, flags=re.MULTILINE)
     parts = []
     for lines in (part.splitlines() for part in tables):
         header, marks, *body = (
@@ -83,6 +83,11 @@ def test_text_is_flush_left_and_figures_are_flush_right(name):
     for column, mark, cells in columns(ALL[name].read_text()):
         is_right = mark.endswith(":")
         assert is_right == (alignment(cells) == "---:"), f"column {column!r}: {mark}, {cells[:3]}"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_table_is_only_a_head(name):
+    assert [column for column, _, cells in columns(f"{ALL[name].read_text()}\n") if not cells] == []
 
 
 @pytest.mark.parametrize("name", ALL)

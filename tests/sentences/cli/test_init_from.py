@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from fastqt.sentences.cli import main
 from fastqt.sentences.runs.config import TrainConfig
-from tests.shared.trainings import lines_of
+from tests.shared.rank_pool import Pool
+from tests.shared.trainings import assert_same_weights, lines_of
 
 ENCODER = ["--encoder", "gru", "--hidden-size", "6", "--word-dim", "4"]
 TRAINING = ["--batch-size", "16", "--learning-rate", "0.01", "--report-every", "1"]
@@ -58,6 +59,31 @@ def test_a_resumed_training_does_not_begin_with_the_earlier_run_again(folder):
     assert main(["train", "--resume", "--out", str(folder / "parts"), "--steps", "3"]) == 0
     weights, parts = (load_file(folder / run / "model.safetensors") for run in ("whole", "parts"))
     assert all(torch.equal(weights[name], parts[name]) for name in weights)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+def test_two_ranks_begin_with_the_weights_of_the_earlier_run(pool, folder):
+    """Each of them: from there they train as one process does on their batches together."""
+    assert pool.run(2, again, folder, "kept", "--learning-rate", "0", "--steps", "1") == [0, 0]
+    assert_same_weights(folder / "kept", folder / "run")
+    assert pool.run(2, again, folder, "two", "--batch-size", "8", "--epochs", "1") == [0, 0]
+    assert again(folder, "one", "--epochs", "1") == 0
+    two, one = (load_file(folder / run / "model.safetensors") for run in ("two", "one"))
+    for name, wanted in one.items():
+        torch.testing.assert_close(two[name], wanted, rtol=0, atol=2e-5, msg=name)
+    losses = [[line["loss"] for line in lines_of(folder / run)] for run in ("two", "one")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_two_ranks_refuse_a_run_that_does_not_fit(pool, folder):
+    assert pool.run(2, again, folder, "refused", "--hidden-size", "8") == [2, 2]
+    assert not Path(folder / "refused" / "config.json").exists()
 
 
 @pytest.mark.parametrize(
