@@ -7,9 +7,11 @@ notebook, with these outputs, is a file to download. A block that raises an erro
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import tempfile
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +111,14 @@ def run_page(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = with_outputs(source[0], notebook, link)
 
 
+def end_processes() -> None:
+    """Ends what a failed build has left running: Python would wait for it, and it until Sphinx reads."""
+    for process in active_children():
+        process.terminate()
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    atexit.register(end_processes)
     app.add_config_value("notebook_pages", (), "env", (tuple, list))
     app.connect("source-read", run_page, priority=400)  # before the one of `repository`
     return {"parallel_read_safe": True, "parallel_write_safe": True}

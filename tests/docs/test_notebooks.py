@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -88,3 +90,22 @@ def test_a_block_that_raises_ends_the_build():
         ExtensionError, match=r"how-to/page: a block of Python raised(.|\n)*ZeroDivisionError"
     ):
         notebooks.run(notebook, "how-to/page")
+
+
+# A process waits until what it has written to a pipe is read, and its parent ends with an error.
+FAILING = """
+import atexit, multiprocessing, sys
+sys.path[:0] = ["docs/_extensions"]
+from notebooks import end_processes
+
+context = multiprocessing.get_context("fork")
+_, writer = context.Pipe()
+context.Process(target=writer.send, args=(bytes(1 << 20),)).start()
+atexit.register(end_processes)
+sys.exit(2)
+"""
+
+
+def test_a_build_that_fails_ends_also_where_its_processes_wait():
+    command = [sys.executable, "-c", FAILING]
+    assert subprocess.run(command, cwd=DOCS.parent, timeout=120).returncode == 2
