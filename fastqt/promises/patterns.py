@@ -117,15 +117,23 @@ class Pattern(Meaning):
     @functools.cached_property
     def simple(self) -> Pattern:
         """The same matrix by the equalities alone on which it depends."""
-        if len(self.equalities) == 1 and self.values[0] != self.values[1]:
-            return self
-        equalities, table = list(self.equalities), self.table
+        equalities, table, values = list(self.equalities), self.table, self.values
         for i in reversed(range(len(equalities))):
-            if torch.equal(table.select(i, 0), table.select(i, 1)):
-                table = table.select(i, 0)
+            without, with_it = _halves(values, len(equalities), i)
+            if without == with_it:
+                table, values = table.select(i, 0), without
                 del equalities[i]
+        if len(equalities) == len(self.equalities):
+            return self
         table = table if equalities else table.reshape(1)
         return Pattern(self.size, tuple(equalities), table, self.device)
+
+    @property
+    def is_zero_on_diagonal(self) -> bool:
+        """Whether its equalities alone say that the cells (i, i) are 0."""
+        count = len(self.equalities)
+        of_diagonal = [i for i, x in enumerate(self.equalities) if x.is_diagonal]
+        return any(not any(_halves(self.values, count, i)[1]) for i in of_diagonal)
 
     def is_of_diagonal(self, elsewhere: float, on_it: float) -> bool:
         """Whether the cells (i, i) are one number and all others another one."""
@@ -152,7 +160,9 @@ class Pattern(Meaning):
 
     def of_cells(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The cells (rows[i], columns[i])."""
-        ids = [(x.rows[rows], x.columns[columns]) for x in self.equalities]
+        ids = [
+            (rows, columns) if x.is_diagonal else (x.rows[rows], x.columns[columns]) for x in self.equalities
+        ]
         return self._of(ids, tuple(rows.shape))
 
     def _of(self, ids: list[tuple[Tensor, Tensor]], size: tuple[int, ...]) -> Tensor:
@@ -168,16 +178,18 @@ class Pattern(Meaning):
         return self._times(x, _sums)
 
     def _times(self, x: Tensor, sums_of: Callable[[list[Equality], Tensor], Tensor]) -> Tensor:
-        coefficients = self.table.to(accumulation_dtype(self.table.device))
-        for i in range(len(self.equalities)):
-            without, with_it = coefficients.unbind(i)
-            coefficients = torch.stack([without, with_it - without], i)
+        count, coefficients = len(self.equalities), list(map(float, self.values))
+        for bit in (1 << i for i in range(count)):
+            # What a cell has more where this equality holds, beside the others that do.
+            coefficients = [
+                c - coefficients[place - bit] if place & bit else c for place, c in enumerate(coefficients)
+            ]
         total = x.new_zeros(())
-        for place, coefficient in enumerate(coefficients.flatten().tolist()):
+        for place, coefficient in enumerate(coefficients):
             if coefficient:
-                count = len(self.equalities)
                 held = [self.equalities[i] for i in range(count) if place >> (count - 1 - i) & 1]
-                total = total + coefficient * sums_of(held, x)
+                sums = sums_of(held, x)
+                total = total + (sums if coefficient == 1 else coefficient * sums)
         return total.expand(self.size[0], x.shape[1])
 
     def sums(self) -> Tensor:
@@ -190,9 +202,15 @@ class Pattern(Meaning):
 
         None where there may be more than `most`.
         """
-        p = self.simple
+        p, count = self.simple, len(self.simple.equalities)
         if p.background != 0:
             return None
+        for i, x in enumerate(p.equalities):
+            if not any(_halves(p.values, count, i)[0]):  # All of them are cells where this equality holds.
+                cells, table = _equal_cells(x, most), p.table.select(i, 1)
+                others = p.equalities[:i] + p.equalities[i + 1 :]
+                rest = Pattern(p.size, others, table if others else table.reshape(1), p.device)
+                return None if cells is None else rest.not_zero(*cells)
 
         lists: list[tuple[Tensor, Tensor]] = []
         for x in p.equalities:
@@ -201,18 +219,23 @@ class Pattern(Meaning):
                 return None
             rows, columns = cells
             for y in p.equalities[: len(lists)]:  # whose cells are listed already
-                others = y.rows[rows] != y.columns[columns]
-                rows, columns = rows[others], columns[others]
+                is_new = y.rows[rows] != y.columns[columns]
+                rows, columns = rows[is_new], columns[is_new]
             lists.append((rows, columns))
         if not lists:
             none = torch.zeros(0, dtype=torch.int64, device=self.device)
             return none, none, none.to(self.dtype)
         rows, columns = (torch.cat(several) for several in zip(*lists, strict=True))
-        weights = p.of_cells(rows, columns)
-        there = weights != 0
-        rows, columns, weights = rows[there], columns[there], weights[there]
         order = (rows * self.size[1] + columns).argsort()
-        return rows[order], columns[order], weights[order]
+        return p.not_zero(rows[order], columns[order])
+
+    def not_zero(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the cells (rows[i], columns[i]) that are not 0, and their numbers."""
+        numbers = self.of_cells(rows, columns)
+        if all(self.values):
+            return rows, columns, numbers
+        (there,) = numbers.nonzero(as_tuple=True)
+        return rows[there], columns[there], numbers[there]
 
 
 _IDENTITY = torch.tensor([0, 1], device="cpu")
@@ -238,6 +261,15 @@ def union(several: Sequence[Pattern]) -> tuple[Equality, ...]:
             if not any(x.is_same(y) for y in equalities):
                 equalities.append(x)
     return tuple(equalities)
+
+
+def _halves(values: list[float], count: int, i: int) -> tuple[list[float], list[float]]:
+    """The numbers of a table of `count` equalities where the i-th does not hold, and where it does."""
+    bit = 1 << (count - 1 - i)
+    halves: tuple[list[float], list[float]] = ([], [])
+    for place, x in enumerate(values):
+        halves[bool(place & bit)].append(x)
+    return halves
 
 
 def _chosen(table: Tensor, ids: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -279,14 +311,14 @@ def _counts(held: list[Equality], ones: Tensor) -> Tensor:
 
 def _equal_cells(x: Equality, most: int) -> tuple[Tensor, Tensor] | None:
     """Rows and columns of the cells that are equal; None where there are more than `most`."""
-    N, M = len(x.rows), len(x.columns)
     if x.is_diagonal:
-        return x.rows[:M], x.rows[:M]
+        both = x.rows[: len(x.columns)]
+        return both, both
     order, begins, counts = x.in_order
     total = int(counts.sum())
     if total > most:
         return None
-    rows = torch.arange(N, device=x.rows.device).repeat_interleave(counts, output_size=total)
+    rows = torch.repeat_interleave(counts, output_size=total)
     starts = counts.cumsum(0) - counts
     entries = torch.arange(total, device=rows.device)
     return rows, order[(begins - starts)[rows] + entries]

@@ -85,7 +85,9 @@ def multiplied(x: Any, y: Any = None, **named: Any) -> Any:
 def divided(x: Any, y: Any = None, **named: Any) -> Any:
     factor = None if named or not isinstance(x, Promise) else _factor(y, x)
     is_zero = factor is None or (not isinstance(factor, Tensor) and factor == 0)
-    return NotImplemented if factor is None or is_zero else _times(x, 1 / factor)
+    if factor is None or is_zero:
+        return NotImplemented
+    return _times(x, factor.reciprocal() if isinstance(factor, Tensor) else 1 / factor)
 
 
 @rule(T.neg, torch.neg, T.__neg__, T.negative, torch.negative)
@@ -109,7 +111,8 @@ def _factor(y: Any, x: Promise) -> float | Tensor | None:
 
 def _times(x: Promise, factor: float | Tensor) -> RowSums:
     sums: RowSums = known(x, RowSums)
-    return replace(sums, factor=sums.factor * factor, comes_first=False)
+    is_one = not isinstance(sums.factor, Tensor) and sums.factor == 1
+    return replace(sums, factor=factor if is_one else sums.factor * factor, comes_first=False)
 
 
 @rule(T.view, T.reshape, torch.reshape)
@@ -133,10 +136,11 @@ def total(x: Any, dim: Any = None, **named: Any) -> Any:
     is_of_all = dim is None or (sums is not None and len(sums.size) == 1 and dim in (0, -1))
     if sums is None or named or not is_of_all:
         return NotImplemented
-    if isinstance(sums.factor, Tensor) and not bool(_is_of_one_sign(sums.factor)):
+    sign = _sign_of(sums.factor) if isinstance(sums.factor, Tensor) else 1.0
+    if sign is None:
         return NotImplemented
     x.box.state.check()
-    return like(sums.of.total(sums.factor), x, False)
+    return like(sums.of.total(sums.factor, sign), x, False)
 
 
 @rule(T.mean, torch.mean)
@@ -145,7 +149,9 @@ def mean(x: Any, dim: Any = None, **named: Any) -> Any:
     return of_all if of_all is NotImplemented else of_all / math.prod(known(x, RowSums).size)
 
 
-def _is_of_one_sign(factor: Tensor) -> Tensor:
-    """Whether all are finite, and none is above 0 where another one is below."""
-    least, most = factor.aminmax()
-    return (least > -math.inf) & (most < math.inf) & ((least >= 0) | (most <= 0))
+def _sign_of(factor: Tensor) -> float | None:
+    """That of all numbers; None where one is not finite, or above 0 where another one is below."""
+    least, most = torch.stack(factor.aminmax()).tolist()
+    if not (-math.inf < least and most < math.inf) or least < 0 < most:
+        return None
+    return -1.0 if least < 0 else 1.0

@@ -55,12 +55,19 @@ class LogLikelihoods:
             return logsumexps
         return _sums_of_products(self.scores.plus(-1.0, logsumexps[:, None]), self.weights)
 
-    def total(self, factor: float | Tensor = 1.0) -> Any:
-        """Of all rows, each times a factor, whose gradients are computed beside it."""
-        targets, sign = self.targets, factor
+    def total(self, factor: float | Tensor = 1.0, sign: float = 1.0) -> Any:
+        """Of all rows, each times a factor, whose gradients are computed beside it.
+
+        Args:
+            factor: a number, or one of each row, (N,).
+            sign: of the factors of rows.
+        """
+        targets: Listed | Tensor | None
         if isinstance(factor, Tensor):
-            sign = -1.0 if bool((factor < 0).any()) else 1.0
-            targets = targets.times(sign * factor) if isinstance(targets, Listed) else None
+            of_rows = factor if sign > 0 else -factor
+            targets = self.targets.times(of_rows) if isinstance(self.targets, Listed) else None
+        else:
+            targets, sign = self.targets, factor
         if targets is not None:
             divergence = self._divergence(targets, "sum")
             if divergence is not NotImplemented:
@@ -84,7 +91,8 @@ def log_likelihoods(scores: Scores, weights: Any) -> LogLikelihoods | None:
         if weights.size != scores.shape or not weights.table.is_floating_point():
             return None
         targets = listed(weights) if product.mask is None else None
-        if targets is not None and product.diagonal != "keep" and targets.has_diagonal:
+        is_free = product.diagonal == "keep" or weights.is_zero_on_diagonal
+        if targets is not None and not is_free and targets.has_diagonal:
             targets = None
         can = targets is not None or _has_products(scores, weights)
         return LogLikelihoods(scores, columns.options, weights, targets) if can else None
@@ -128,9 +136,11 @@ def listed(weights: Pattern) -> Listed | None:
 class Listed(Targets):
     """Weights of cells (rows[i], columns[i]), in the order of the rows."""
 
-    def __init__(self, N: int, rows: Tensor, columns: Tensor, weights: Tensor) -> None:
-        counts = torch.bincount(rows, minlength=N)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    def __init__(
+        self, N: int, rows: Tensor, columns: Tensor, weights: Tensor, starts: Tensor | None = None
+    ) -> None:
+        if starts is None:
+            starts = torch.searchsorted(rows, torch.arange(N + 1, device=rows.device))
         weights = weights.to(accumulation_dtype(weights.device))
         self._rows, self._numbers = TargetRows(starts, columns, weights), rows
 
@@ -140,8 +150,8 @@ class Listed(Targets):
 
     def times(self, factor: Tensor) -> Listed:
         """The weights of each row times a number of no less than 0, (N,)."""
-        rows, (_, columns, weights) = self._numbers, self._rows.compressed()
-        return Listed(len(factor), rows, columns, weights * factor.to(weights.dtype)[rows])
+        rows, (starts, columns, weights) = self._numbers, self._rows.compressed()
+        return Listed(len(factor), rows, columns, weights * factor.to(weights.dtype)[rows], starts)
 
     @property
     def has_diagonal(self) -> bool:
