@@ -22,6 +22,7 @@ from fastqt.promises.state import State, functions, mapped, parts
 T = Tensor
 Function = Callable[..., Any]
 MOST_EQUALITIES = 3
+PRODUCTS_OF_CELLS = {T.mul, torch.mul, T.__mul__, T.__rmul__, T.multiply, torch.multiply}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -31,16 +32,7 @@ def promised_mask(pattern: Pattern) -> Promise:
 
 def state_of_mask(pattern: Pattern) -> State:
     """How a mask is computed, of integers that no program can change."""
-    ids = [ids for x in pattern.equalities for ids in (x.rows, x.columns)]
-    return State(_cells_of, (pattern, *ids, *([] if ids else [_device_of(pattern)])), {}, pattern)
-
-
-def _cells_of(pattern: Pattern, *ids: Tensor) -> Tensor:
-    return pattern.cells()
-
-
-def _device_of(pattern: Pattern) -> Tensor:
-    return torch.empty(0, device=pattern.device)
+    return State.constant(Pattern.cells, pattern)
 
 
 # What makes a mask.
@@ -234,11 +226,12 @@ def scattered(x: Any, dim: Any, index: Any, value: Any = None, **named: Any) -> 
     if type(index) is not Tensor or index.dtype != torch.int64 or index.device != mask.device:
         return NotImplemented
     N, M = mask.size
-    is_list = tuple(index.shape) == (N, 1) and bool(((index >= 0) & (index < M)).all())
-    if not is_list or len(mask.equalities) == MOST_EQUALITIES:
+    if tuple(index.shape) != (N, 1) or len(mask.equalities) == MOST_EQUALITIES:
         return NotImplemented
     if N == M and are_row_numbers(index[:, 0]):
         (equality,) = of_diagonal(N, M, torch.bool, mask.device).equalities
+    elif not bool(((index >= 0) & (index < M)).all()):
+        return NotImplemented
     else:
         equality = Equality(index[:, 0].clone(), torch.arange(M, device=mask.device))
     return _where_equal(mask, equality, value)
@@ -270,7 +263,7 @@ def summed(x: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
     if mask is None or named or dim not in (1, -1) or not mask.is_finite:
         return NotImplemented
-    sums = mask.sums().to(mask.table.sum().dtype)
+    sums = mask.sums().to(mask.dtype if mask.dtype.is_floating_point else torch.int64)
     return sums[:, None] if keepdim else sums
 
 

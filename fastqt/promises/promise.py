@@ -237,7 +237,7 @@ def known(x: Any, kind: type[Any] = Meaning) -> Any:
         return None
     state = x.box.state
     meaning = state.meaning
-    if not isinstance(meaning, kind) or state.cells is not None:
+    if state.cells is not None or not isinstance(meaning, kind):
         return None
     return meaning if state.free_at == State.pins or not state.is_of_pinned() else None
 

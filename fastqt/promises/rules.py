@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fastqt.promises.promise import Box, Promise, promised
@@ -154,12 +153,7 @@ def by_rule(func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, pro
 
 def states(args: Any) -> Any:
     """Arguments of a function with states in place of promises."""
-    several: list[Any] = []
-    for x in args:
-        if type(x) is Promise:
-            several.append(x.box.state)
-        else:
-            several.append(states(x) if isinstance(x, _LISTS) else x)
+    several = [x.box.state if type(x) is Promise else states(x) if isinstance(x, _LISTS) else x for x in args]
     return several if isinstance(args, list) else tuple(several)
 
 
@@ -168,19 +162,21 @@ def state_of(
 ) -> State:
     """The state of what a function makes of arguments, of which this is known."""
     keywords = dict(zip(kwargs, states(kwargs.values()), strict=True)) if kwargs else {}
-    meaning = meaning if torch.is_grad_enabled() else meaning.detached()
-    return State(func, states(args), keywords, meaning, sources)
+    state = State(func, states(args), keywords, meaning, sources)
+    if not state.grad:
+        state.meaning = state.first_meaning = meaning.detached()
+    return state
 
 
 def answered(
     answer: Any, func: Function, args: Any, kwargs: dict[str, Any], watch: Watch, first: Promise
 ) -> Any:
     """What a program gets for a rule's answer to a function whose first promise is this one."""
-    if isinstance(answer, Several):
+    if type(answer) is Several:
         each = [answered(meaning, part, args, kwargs, watch, first) for part, meaning in answer.answers]
         return answer.joined(each)
     base = None
-    if isinstance(answer, View):
+    if type(answer) is View:
         answer, base = answer.meaning, first.box
         if base.promise is None:
             base.owner = weakref.ref(first)

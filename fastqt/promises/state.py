@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -94,6 +94,19 @@ class State:
 
     pins: ClassVar[int] = 0  # how many tensors have been pinned since the start
 
+    # As most states have them, so that making one sets few attributes.
+    cells: Tensor | None = None
+    kinds: frozenset[str] | None = None
+    told: Callable[[str], None] | None = None
+    when_computed: Callable[[], None] | None = None
+    reports: Callable[[str], None] | None = None
+    taken: Sequence[tuple[Tensor, Tensor, Tensor]] = ()
+    inputs: Sequence[Tensor] = ()
+    parents: Sequence[State] = ()
+    read: Sequence[Tensor] = ()
+    versions: Sequence[int] = ()
+    leaves: Sequence[Tensor] = ()
+
     def __init__(
         self,
         function: Function,
@@ -107,48 +120,56 @@ class State:
         One is made for each function that a program calls, so that its body calls few others.
         """
         self.function, self.args, self.keywords, self.meaning = function, args, keywords, meaning
-        self.cells: Tensor | None = None
         self.first_meaning = meaning
-        self.taken: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.kinds: frozenset[str] | None = None
         self.grad = torch.is_grad_enabled()
         dtype = None if meaning is None else meaning.dtype
         is_number = dtype is None or dtype.is_floating_point
         self.is_differentiable = self.grad and is_number and function not in (Tensor.detach, torch.detach)
 
-        self.inputs: list[Tensor] = []
-        self.parents: list[State] = []
-        for x in (*args, *keywords.values()):
+        inputs: list[Tensor] = []
+        made_of: list[State] = []
+        for x in (*args, *keywords.values()) if keywords else args:
             if type(x) is State:
-                self.parents.append(x)
+                made_of.append(x)
             elif isinstance(x, Tensor):
-                self.inputs.append(x)
+                inputs.append(x)
             elif isinstance(x, _LISTS):
                 several = parts(x)
-                self.parents += [y for y in several if type(y) is State]
-                self.inputs += [y for y in several if isinstance(y, Tensor)]
+                made_of += [y for y in several if type(y) is State]
+                inputs += [y for y in several if isinstance(y, Tensor)]
 
-        self.read = [*self.inputs, *sources]
-        self.versions = list(map(_version_of, self.read))
+        self.inputs, self.parents = inputs, made_of
+        if inputs or sources:
+            self.read = [*inputs, *sources]
+            self.versions = list(map(_version_of, self.read))
         leaves: dict[int, Tensor] = {}  # each once
         if self.is_differentiable:
-            for x in sources or self.inputs:
+            for x in sources or inputs:
                 if x.requires_grad:
                     leaves[id(x)] = x
         is_free = True
-        for parent in self.parents:
+        for parent in made_of:
             is_free = is_free and parent.meaning is not None and parent.free_at == State.pins
             if self.is_differentiable:
                 for x in parent.leaves:
                     leaves[id(x)] = x
-        self.leaves: list[Tensor] = list(leaves.values())
+        if leaves:
+            self.leaves = list(leaves.values())
         self.free_at: int = State.pins if is_free else -1
-        self.told: Callable[[str], None] | None = None
-        self.when_computed: Callable[[], None] | None = None
-        self.reports: Callable[[str], None] | None = None
-        self.device: torch.device = self.inputs[0].device if self.inputs else self.parents[0].device
+        self.device: torch.device = inputs[0].device if inputs else made_of[0].device
         name = self.device.type
         self.autocast = torch.get_autocast_dtype(name) if torch.is_autocast_enabled(name) else None
+
+    @classmethod
+    def constant(cls, function: Function, meaning: Any) -> State:
+        """That of a function of nothing but what is known, which no program can change."""
+        state = object.__new__(cls)
+        state.function, state.args, state.keywords = function, (meaning,), {}
+        state.meaning = state.first_meaning = meaning
+        state.grad, state.is_differentiable, state.free_at = torch.is_grad_enabled(), False, State.pins
+        state.device = meaning.device
+        state.autocast = autocast_of(state.device.type)
+        return state
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -194,9 +215,8 @@ class State:
 
     def check(self) -> None:
         """Raises RuntimeError where an input has changed since the program called the function."""
-        for x, version in zip(self.read, self.versions, strict=True):
-            if x._version != version:
-                raise RuntimeError(_CHANGED)
+        if self.read and list(map(_version_of, self.read)) != self.versions:
+            raise RuntimeError(_CHANGED)
         for parent in self.parents:
             if parent.cells is None:
                 parent.check()
@@ -219,7 +239,7 @@ class State:
     @property
     def is_repeatable(self) -> bool:
         """Whether the functions that the program has called would give the tensor again."""
-        is_same = all(x._version == version for x, version in zip(self.read, self.versions, strict=True))
+        is_same = not self.read or list(map(_version_of, self.read)) == self.versions
         is_as_called = self.meaning is not None and not self.is_changed and is_same
         return is_as_called and all(x.is_repeatable for x in self.parents)
 
@@ -275,7 +295,7 @@ class State:
         for taken in self.taken:
             if torch.equal(taken[0], rows) and torch.equal(taken[1], columns):
                 return
-        self.taken.append((rows, columns, values.detach()))
+        self.taken = (*self.taken, (rows, columns, values.detach()))
 
     def keep(self, cells: Tensor) -> None:
         self.cells, self.cells_version = cells, cells._version
