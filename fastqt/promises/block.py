@@ -20,7 +20,14 @@ from fastqt.promises import selections as selections
 from fastqt.promises.calls import called
 from fastqt.promises.ends.row_sums import RULES_OF_SUMS, RowSums
 from fastqt.promises.in_place import CHANGES, changed_by_rule, changes_in_place
-from fastqt.promises.masks import IN_PLACE, MADE, RULES_OF_MASKS, changed_in_place, promised_mask
+from fastqt.promises.masks import (
+    IN_PLACE,
+    MADE,
+    PRODUCTS_OF_CELLS,
+    RULES_OF_MASKS,
+    changed_in_place,
+    promised_mask,
+)
 from fastqt.promises.notes import NOTED, note
 from fastqt.promises.patterns import Pattern
 from fastqt.promises.products import PRODUCTS, Side, product_of
@@ -181,7 +188,10 @@ class _Mode(TorchFunctionMode):
         promise = directions.combined(func, args, kwargs, self.watch)
         if promise is not None:
             return promise
-        directions.become_tensors([x.box for x in waiting])
+        boxes = [x.box for x in waiting]
+        if func in PRODUCTS_OF_CELLS:  # A mask may be multiplied by the numbers of rows.
+            boxes = [x for x in boxes if isinstance(x.state.meaning, RowTerm)] or boxes
+        directions.become_tensors(boxes)
         return self.__torch_function__(func, (), args, kwargs)
 
     def _by_rule_of_waiting(
@@ -209,10 +219,11 @@ class _Mode(TorchFunctionMode):
             if answer is not NotImplemented:
                 return answered(answer, func, args, kwargs, self.watch, (*others, *waiting)[0])
 
-        if not others or any(map(is_settled, others)):
+        if any(map(is_settled, others)) or not all(type(x.box.state.meaning) is Pattern for x in waiting):
             return NotImplemented
-        if not all(type(x.box.state.meaning) is Pattern for x in waiting):
-            return NotImplemented
+        if not others:
+            is_of_rows = func in PRODUCTS_OF_CELLS and not kwargs and _has_numbers_of_rows(args)
+            return by_rule(func, args, kwargs, self.watch, waiting) if is_of_rows else NotImplemented
         if changes_in_place(func, kwargs):
             is_changed = args[0] is others[0] and changed_by_rule(func, args, kwargs)
             return args[0] if is_changed else NotImplemented
@@ -277,6 +288,11 @@ def _is_small(args: Any, least_cells: int) -> bool:
     if not sizes or not all(type(x) is int for x in sizes):
         return False
     return bool(sizes[0] * sizes[-1] < least_cells)
+
+
+def _has_numbers_of_rows(args: Any) -> bool:
+    """Whether a mask is multiplied by a number of each row, whose products are as many as its cells."""
+    return any(type(x) is Tensor and x.dim() == 2 and x.shape[1] == 1 and x.is_floating_point() for x in args)
 
 
 def _are_promised(queries: Side, candidates: Side, least_cells: int) -> bool:

@@ -323,9 +323,10 @@ def windows(state: State, kind: str) -> list[Window]:
     counts = counts_of(state)
     length = len(counts) if counts is not None else shape_of(state)[0 if kind == "rows" else 1]
     if kind == "rows":
-        widest = max((_numel(x) // max(shape_of(x)[0], 1) for x in _roots(state, set())), default=1)
+        roots = list(_roots(state, set())) or [state]  # of masks alone it has none
+        widest = max(_numel(x) // max(shape_of(x)[0], 1) for x in roots)
     else:
-        widest = max((shape_of(x)[0] for x in _roots(state, set())), default=1)
+        widest = max(shape_of(x)[0] for x in list(_roots(state, set())) or [state])
     step = max(CELLS_AT_ONCE // max(widest, 1), 1)
     return [Window(kind, first, min(first + step, length)) for first in range(0, max(length, 1), step)]
 

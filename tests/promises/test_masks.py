@@ -13,9 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastqt
 from fastqt.engines.cpu import contrastive
+from fastqt.promises import walk
 from fastqt.promises.ends import weights
+from fastqt.promises.patterns import Equality, Pattern
 from fastqt.promises.promise import Promise
 from tests.promises.test_directions import Doubled, close
+from tests.promises.test_fused import LargestTensor
 from tests.shared.score_programs import made_mask
 
 N, D = 64, 6
@@ -533,3 +536,46 @@ def test_equalities_that_broadcast_otherwise():
             assert [x.shape for x in found] == [x.shape for x in wanted]
         for x, y in zip(found, wanted, strict=True):
             assert torch.equal(x, y)
+
+
+def test_lists_of_cells_are_those_of_the_matrix():
+    """Of all equalities that weights may be of, where other cells than those of one of them are 0, too."""
+    ids = [torch.arange(N), torch.arange(N) // 4, torch.arange(N) % 3]
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(60):
+        count = seed % 4
+        equalities = tuple(Equality(x, x, is_diagonal=x is ids[0]) for x in ids[:count])
+        numbers = torch.randint(-1, 2, (2,) * count or (1,), generator=generator).double()
+        numbers.view(-1)[0] = 0
+        mask = Pattern((N, N), equalities, numbers, torch.device("cpu"))
+        cells = mask.cells()
+
+        places = cells.nonzero(as_tuple=True)
+        entries = mask.entries(N * N)
+        assert entries is not None
+        for x, y in zip(entries, (*places, cells[places]), strict=True):
+            assert torch.equal(x, y), (count, numbers)
+        torch.testing.assert_close(mask.sums(), cells.sum(1))
+        assert not mask.is_zero_on_diagonal or not cells.diagonal().any()
+
+
+def hardest_in_batch(z: Tensor) -> Tensor:
+    """As sentence-transformers keeps positives from being the hardest negatives, and a matrix of its own."""
+    scores, labels = z @ z.T, torch.arange(N) // 4
+    same = (labels[:, None] == labels).to(z.dtype)
+    largest, _ = scores.max(1, keepdim=True)
+    hardest, _ = (scores + largest * same).min(1, keepdim=True)
+    of_rows = z[:, :1] * same
+    return (hardest + of_rows.exp().logsumexp(1, keepdim=True)).square().mean() + of_rows.sin().sum()
+
+
+def test_numbers_of_rows_times_a_mask_are_no_matrix(monkeypatch):
+    monkeypatch.setattr(walk, "CELLS_AT_ONCE", N * N // 4)
+    z = rows()[:, :3] / 2
+    wanted = results(hardest_in_batch, z)
+    with LargestTensor() as tensors, fastqt.fused(strict=True, least_cells=1):
+        close(results(hardest_in_batch, z), wanted, 1e-12)
+    assert tensors.most < N * N
+    with fused:
+        kept = z[:, :1] * (LABELS[:, None] == LABELS).repeat(2, 2)
+    assert torch.equal(kept, z[:, :1] * (LABELS[:, None] == LABELS).repeat(2, 2))

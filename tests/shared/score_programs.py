@@ -311,6 +311,9 @@ STEPS: dict[str, Callable[..., Any]] = {
     "softmax of columns": lambda s, r, *_: F.softmax(s, dim=0),
     "log of softmax": lambda s, r, *_: s.softmax(-1).log(),
     "log_softmax of all": lambda s, r, *_: F.log_softmax(s, dim=1),
+    "numbers of rows where a mask is": lambda s, r, t, b, row: (
+        s + row * made_mask(r, len(s), s.dtype).to(s.dtype)
+    ),
     "above a threshold": lambda s, r, *_: s.masked_fill(s > 0.5 + s.diag()[:, None].detach(), -math.inf),
     "where larger": lambda s, r, t, *_: torch.where(s > t, s, s * 0.5),
     "bounded": lambda s, r, t, *_: torch.maximum(s, t) + torch.min(s, torch.zeros(1, dtype=s.dtype)),
