@@ -1,5 +1,7 @@
-# Every target sets up .venv by itself: slow the first time, a second afterwards.
+# Without a target, make installs the package and what its tests need in .venv. The others do so by themselves: slow
+# the first time, a second afterwards.
 #   TORCH='torch==2.11.0 numpy==2.3.*' make test     another torch; the interpreter of its Triton needs that NumPy
+.DEFAULT_GOAL := .venv/built
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 BIN    := .venv/bin

@@ -176,7 +176,7 @@ def rendered(text: str) -> str:
 
 
 def plot(run: Run, path: Path) -> None:
-    """Time and peak memory over N at D=768."""
+    """Time and peak memory over N at D=768, one above the other, so that a phone shows them too."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -187,20 +187,20 @@ def plot(run: Run, path: Path) -> None:
         (r for r in rows_of(run, "test_loss") if r["D"] == 768 and r["memory"] == "fast"),
         key=lambda r: r["N"],
     )
-    figure, (time, memory) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (time, memory) = pyplot.subplots(2, 1, figsize=(4.6, 6.8), layout="constrained")
     N = [r["N"] for r in rows]
     time.loglog(N, [r["seconds"] for r in rows], "o-", label="fastqt")
-    time.loglog(N, [r["eager_seconds"] for r in rows], "s-", label="plain PyTorch")
+    time.loglog(N, [r["eager_seconds"] for r in rows], "s-", label=headline.PLAIN)
     time.loglog(N, [r["gemm_seconds"] for r in rows], "k:", label="its three GEMMs")
     time.set(xlabel="N", ylabel="seconds, forward and backward", title="time")
     for key, style, label in (
         ("peak_above_gradients", "o-", "fastqt"),
-        ("eager_peak_above_gradients", "s-", "eager PyTorch"),
+        ("eager_peak_above_gradients", "s-", headline.PLAIN),
     ):
         memory.loglog(N, [max(r[key], 4096) / MIB for r in rows], style, label=label)
     memory.set(xlabel="N", ylabel="MiB above inputs and gradients", title="memory")
     for axes in (time, memory):
-        axes.set_xticks(N, [f"{n:,}" for n in N], rotation=30)
+        axes.set_xticks(N, [f"{n:,}" for n in N])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend()

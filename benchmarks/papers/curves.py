@@ -35,7 +35,7 @@ MODELS = {"quickthoughts": "C0", "skip-thoughts": "C1"}
 
 def views(records: Records) -> Figure:
     """What SimCSE and MixCSE report through training: a panel for each figure, a line for each seed."""
-    figure = _figure(2, 3)
+    figure = _figure(3, 2)
     *drawn, rest = figure.axes
     for axes, (title, name) in zip(drawn, PANELS.items(), strict=True):
         for loss, colour in LOSSES.items():
@@ -80,7 +80,8 @@ def _figure(rows: int, columns: int) -> Figure:
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "fastqt"
-    figure = Figure(figsize=(3.6 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
+    # Of a width at which a phone's screen leaves the words large enough to be read.
+    figure = Figure(figsize=(4.6 if columns == 1 else 5.8, 2.2 * rows + 1), layout="constrained")
     for number in range(rows * columns):
         figure.add_subplot(rows, columns, number + 1).grid(alpha=0.3)
     return figure

@@ -1,4 +1,4 @@
-"""Where lines of a table break: long names after their punctuation, and figures not before their unit.
+"""Where lines of a table break: long names after punctuation, options nowhere, figures not before a unit.
 
 So no table is wider than its page, and a figure is read as one.
 """
@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 TEXT = re.compile(r"(?<=>)[^<]+")
-LONG = re.compile(r"\S{16,}")  # shorter names stay whole
+WORD = re.compile(r"(?<!\S)--[a-z][\w-]*|\S{16,}")  # options and shorter names stay whole
 BREAK = re.compile(r"(?<=\w)([/_.=(,:-]+|&lt;)(?=[A-Za-z_])(?!py\b|md\b|json\b)")
 
 # Between a figure and its unit or its error, where these end the cell.
@@ -25,10 +25,12 @@ def add_breaks(
     """Adds places where a line may break to the long words of all cells, and takes them from figures."""
 
     def breakable(word: re.Match[str]) -> str:
+        if word[0].startswith("--"):  # else a line may break after each hyphen
+            return f'<span class="whole">{word[0]}</span>'
         return BREAK.sub(r"\1<wbr>", word[0])
 
     def cell(match: re.Match[str]) -> str:
-        return TEXT.sub(lambda text: WITHIN.sub("\N{NO-BREAK SPACE}", LONG.sub(breakable, text[0])), match[0])
+        return TEXT.sub(lambda text: WITHIN.sub("\N{NO-BREAK SPACE}", WORD.sub(breakable, text[0])), match[0])
 
     if "body" in context:
         context["body"] = CELL.sub(cell, context["body"])

@@ -42,7 +42,7 @@ def targets() -> str:
         "class indices": labels,
         "smoothed(Diagonal(), 0.1)": smoothed(Diagonal(), 0.1),
     }
-    parts = [words(310, 22, "rows: queries, columns: candidates, darker: larger targets", colour=PALE)]
+    parts = [words(310, 22, "rows: queries, columns: candidates; more blue: larger targets", colour=PALE)]
     for n, (name, operator) in enumerate(shown.items()):
         x, y = 30 + 200 * (n % 3), 60 + 210 * (n // 3)
         parts += [words(x + 80, y - 10, name), grid(x, y, 20, matrix(operator, 8), {})]

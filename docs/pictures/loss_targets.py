@@ -1,7 +1,7 @@
 """Small pictures of what the losses compare, and with which targets; `draw.py` writes them.
 
-The picture of a loss has a grid for each block of candidates. A cell is darker the larger its target is, and
-a cell that is crossed out is in no softmax.
+The picture of a loss has a grid for each block of candidates. A cell has the more blue the larger its target
+is, and a cell that is crossed out is in no softmax.
 """
 
 from __future__ import annotations

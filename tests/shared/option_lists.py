@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING
 from pathlib import Path
@@ -87,11 +88,13 @@ def _shown(default: Any) -> str:
 def _table(rows: Iterable[tuple[Option, str]]) -> str:
     lines = ["| option | what it is | values |", "|---|---|---|"]
     for each, default in rows:
-        values = ", ".join(f"`{value}`" for value in each.choices) or each.range_in_words()
+        limits = re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", each.range_in_words())
+        values = ", ".join(f"`{value}`" for value in each.choices) or re.sub(r"\.0\b", "", limits)
         flags = ["CORPUS"] if each.name == "corpus" else filter(None, [each.flag, each.also])
         flag = ", ".join(f"`{name}`" for name in flags)
         taken = "; ".join(filter(None, [values, f"by default {default}" if default else ""]))
-        lines.append(f"| {flag} | {each.help.replace('<', '&lt;')}{RESUME[each.resume]} | {taken} |")
+        about = re.sub(r"--[a-z][a-z-]*", r"`\g<0>`", each.help.replace("<", "&lt;"))
+        lines.append(f"| {flag} | {about}{RESUME[each.resume]} | {taken} |")
     return "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,9 @@ class _Parser(argparse.ArgumentParser):
     narrow: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
     def error(self, message: str) -> NoReturn:
-        hint = self._meant_command() or meant(self._words, self._option_string_actions)
+        if hint := self._meant_command():
+            message = message.partition(" (choose from")[0]  # it is one of fourteen
+        hint = hint or meant(self._words, self._option_string_actions)
         self.exit(BAD_INPUT, f"fastqt: {message}{hint} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

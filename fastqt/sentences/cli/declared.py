@@ -113,7 +113,8 @@ def _add(parser: argparse._ActionsContainer, each: Option, *, default: Any) -> N
     elif each.repeats:
         parser.add_argument(*flags, action=Appended, type=reader, metavar=_letter(each), **shared)
     elif each.choices and each.count == 1:
-        parser.add_argument(*flags, choices=each.choices, **shared)
+        metavar = "NAME" if _has_many(each) else None
+        parser.add_argument(*flags, choices=each.choices, metavar=metavar, **shared)
     elif each.spaced:
         parser.add_argument(*flags, nargs="+", type=reader, metavar=_letter(each), **shared)
     else:
@@ -128,11 +129,21 @@ def _letter(each: Option) -> str:
     return letter if each.count == 1 or each.repeats or each.spaced else f"{letter},{letter}"
 
 
+def _has_many(each: Option) -> bool:
+    """Whether the choices of an option together are a word of the usage that is wider than a terminal."""
+    return len(",".join(each.choices)) > 60
+
+
+def about(each: Option) -> str:
+    """What --help says of an option beside its default."""
+    return f"{each.help}: {', '.join(each.choices)}" if _has_many(each) else each.help
+
+
 def help_of(each: Option, default: Any) -> str:
     """What --help says of an option, with its default where the declaration does not say it."""
     if default in (None, "", (), MISSING) or each.kind is bool or "default" in each.help:
-        return each.help
-    return f"{each.help} (default: {in_words(default)})"
+        return about(each)
+    return f"{about(each)} (default: {in_words(default)})"
 
 
 def in_words(value: Any) -> str:

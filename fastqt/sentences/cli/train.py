@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastqt.errors import InputError
 from fastqt.sentences.cli.command import Command
-from fastqt.sentences.cli.declared import add_group, add_options, help_of, in_words
+from fastqt.sentences.cli.declared import about, add_group, add_options, help_of, in_words
 from fastqt.sentences.cli.streams import discard_what_cannot_be_written, fail
 from fastqt.sentences.errors import only_a_report
 from fastqt.sentences.options.option import Option, option, options_of
@@ -153,7 +153,7 @@ def _with_defaults(each: Option) -> str:
     if "default" in each.help or not names:
         return help_of(each, each.default)
     others = "; ".join(f"{_listed(whose)} {in_words(value)}" for value, whose in names.items())
-    return f"{each.help} (default: {in_words(each.default)}; {others})"
+    return f"{about(each)} (default: {in_words(each.default)}; {others})"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -205,7 +205,7 @@ def test_the_help_without_a_model_is_that_of_the_default(capsys):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["trian"], "; did you mean train? (see"),
+        (["trian"], "invalid choice: 'trian'; did you mean train? (see"),
         (["--x", "neighbours"], "did you mean neighbors?"),
         (["zzz"], None),
     ],
@@ -215,3 +215,12 @@ def test_a_command_that_was_meant_is_named(words, hint, capsys):
         main(words)
     said = capsys.readouterr().err
     assert hint in said if hint else "mean" not in said
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "--help-all"]], ids=" ".join)
+def test_no_line_of_a_help_is_wider_than_a_terminal(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
