@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 import threading
@@ -44,6 +45,17 @@ def _figures(line: dict[str, float]) -> str:
         return " ".join(shown)
 
     return show(training) + (f" | held out: {show(held_out)}" if held_out else "")
+
+
+def _in_lines(report: str, width: int) -> str:
+    """A report of several parts, of which those that a terminal has no room for begin a line."""
+    lines: list[str] = []
+    for part in report.split(" | "):
+        if lines and len(lines[-1]) + len(" | ") + len(part) <= width:
+            lines[-1] += f" | {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return "\n".join(lines)
 
 
 def _say(text: str) -> None:
@@ -95,7 +107,7 @@ class Display:
             _say(said)
             return
         with contextlib.suppress(OSError):  # the terminal may be gone
-            self._bar.write(said, file=sys.stderr)
+            self._bar.write(_in_lines(said, shutil.get_terminal_size().columns), file=sys.stderr)
 
     def __enter__(self) -> Display:
         return self

@@ -171,6 +171,20 @@ def test_a_terminal_shows_the_reports_above_a_bar(monkeypatch):
         assert part in last
 
 
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_report_is_not_wider_than_the_terminal(monkeypatch, columns):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Display(total=3000, done=500) as display:
+        display.report(LINE | {"validation_loss": 3.5, "validation_forward_accuracy": 0.0625})
+    lines = next(text for text in terminal.getvalue().split("\r") if text.startswith("step")).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "held out: loss 3.500 forward 6.2%" in " ".join(lines)
+    assert (lines[0] == "step 50 loss 2.500 forward 25.0% backward 12.5% chance 1.00%") == (columns == 80)
+
+
 def test_a_training_goes_on_if_nobody_reads_its_reports(monkeypatch):
     """As after `fastqt train … 2>&1 | head`."""
     reading, writing = os.pipe()
