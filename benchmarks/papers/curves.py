@@ -44,7 +44,8 @@ def views(records: Records) -> Figure:
                 steps, values = series(log, name)
                 label = loss if seed == SEEDS[0] else None
                 axes.plot(steps, values, color=colour, linewidth=0.9, label=label)
-        axes.set(xlabel="step", title=title)
+        axes.set_xlabel("step")
+        axes.set_title(title, fontsize=9)
     rest.legend(*drawn[0].get_legend_handles_labels(), loc="center")
     rest.axis("off")
     return figure
