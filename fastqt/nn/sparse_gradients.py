@@ -6,7 +6,9 @@ them. On a CPU the extension sums (csrc/cpu/bags.cpp); elsewhere, and without it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -27,11 +29,19 @@ def is_native(tensor: Tensor) -> bool:
 
 def pooled(table: nn.Embedding, ids: Tensor, offsets: Tensor, mode: Mode) -> Tensor:
     """The sum or mean of each bag's rows of a table, (B, D), with the kind of gradient that the table has."""
-    if table.sparse:
+    (vectors,) = pooled_columns(table, [(ids, offsets)], mode)
+    return vectors
+
+
+def pooled_columns(
+    table: nn.Embedding, columns: Sequence[tuple[Tensor, Tensor]], mode: Mode
+) -> tuple[Tensor, ...]:
+    """What `pooled` returns for each column; a sparse gradient of the table is that of all columns."""
+    if not table.sparse:
+        return tuple(F.embedding_bag(ids, table.weight, offsets, mode=mode) for ids, offsets in columns)
+    for ids, _ in columns:
         up_to_date(table.weight, ids)
-        return bag_sum(table.weight, ids, offsets, mode)
-    result: Tensor = F.embedding_bag(ids, table.weight, offsets, mode=mode)
-    return result
+    return bag_sums(table.weight, columns, mode)
 
 
 def bag_sum(
@@ -44,29 +54,67 @@ def bag_sum(
 
     Its gradient for `weight` is sparse and coalesced. RuntimeError for an id that is no row's.
     """
-    apply: Callable[..., Tensor] = _BagSum.apply  # torch gives `apply` no types
-    return apply(weight, ids, offsets, mode)
+    (sums,) = bag_sums(weight, [(ids, offsets)], mode)
+    return sums
 
 
-class _BagSum(torch.autograd.Function):
+def bag_sums(
+    weight: Tensor,  # (V, D)
+    columns: Sequence[tuple[Tensor, Tensor]],  # ids (T,) and offsets (B,) of each
+    mode: Mode = "sum",
+) -> tuple[Tensor, ...]:
+    """What `bag_sum` returns for each column, with one gradient for `weight`, in which each row is once."""
+    apply: Callable[..., tuple[Tensor, ...]] = _BagSums.apply  # torch gives `apply` no types
+    return apply(weight, mode, *chain.from_iterable(columns))
+
+
+class _BagSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, mode: Mode) -> Tensor:
-        ctx.save_for_backward(ids, offsets)
+    def forward(ctx: Any, weight: Tensor, mode: Mode, *columns: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*columns)
+        ctx.set_materialize_grads(False)
         ctx.table, ctx.mode = weight.shape, mode
-        if is_native(weight):
-            sums: Tensor = torch.ops.fastqt.bag_sum(
-                weight, ids.contiguous(), offsets.contiguous(), mode == "mean"
-            )
-            return sums
-        return F.embedding_bag(ids, weight, offsets, mode=mode)
+        return tuple(
+            _sums(weight, ids, offsets, mode)
+            for ids, offsets in zip(columns[::2], columns[1::2], strict=True)
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("bag_sum has no second derivative: differentiate it without create_graph=True")
-        ids, offsets = ctx.saved_tensors
-        rows, values = sum_by_row(ids, grad, ctx.table[0], offsets, ctx.mode)
-        return row_gradient(rows, values, ctx.table), None, None, None
+        columns = ctx.saved_tensors
+        # A column that the loss does not depend on has no gradient, and its rows have none by it.
+        used = [
+            (ids, offsets, grad)
+            for ids, offsets, grad in zip(columns[::2], columns[1::2], grads, strict=True)
+            if grad is not None
+        ]
+        nothing = (None,) * (1 + len(columns))
+        if not used:
+            return None, *nothing
+        ids, offsets, values = _joined(used)
+        rows, sums = sum_by_row(ids, values, ctx.table[0], offsets, ctx.mode)
+        return row_gradient(rows, sums, ctx.table), *nothing
+
+
+def _sums(weight: Tensor, ids: Tensor, offsets: Tensor, mode: Mode) -> Tensor:
+    if is_native(weight):
+        sums: Tensor = torch.ops.fastqt.bag_sum(
+            weight, ids.contiguous(), offsets.contiguous(), mode == "mean"
+        )
+        return sums
+    return F.embedding_bag(ids, weight, offsets, mode=mode)
+
+
+def _joined(columns: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The ids (T,), offsets (B,) and values (B, D) of the bags of all columns, one after the other."""
+    if len(columns) == 1:
+        return columns[0]
+    ids, offsets, values = zip(*columns, strict=True)
+    begins = itertools.accumulate((len(each) for each in ids[:-1]), initial=0)
+    shifted = [each + begin for each, begin in zip(offsets, begins, strict=True)]
+    return torch.cat(ids), torch.cat(shifted), torch.cat(values)
 
 
 def sum_by_row(

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fastqt.engines import ops
 from fastqt.nn import BagOfWords, StaticEmbedding, sparse_gradients
-from fastqt.nn.sparse_gradients import bag_sum, distinct_rows, sum_by_row
+from fastqt.nn.sparse_gradients import bag_sum, bag_sums, distinct_rows, sum_by_row
 from tests.shared.tolerances import FLOAT64, UNIT_ROUNDOFF, relative
 
 native = pytest.mark.skipif(ops.native_error is not None, reason=str(ops.native_error))
@@ -65,6 +65,27 @@ def test_bags_and_their_gradients_are_those_of_torch(D, dtype, mode, path):
     tolerance = FLOAT64 if dtype is torch.float64 else roundings
     assert relative(result.double(), wanted) < tolerance
     assert relative(weight.grad.to_dense().double(), gradient) < tolerance
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_of_several_columns_has_each_row_once(mode, path):
+    """Of three columns, of which the loss reads two: the third one's rows have no gradient by it."""
+    table, ids, offsets, upstream = bags(7, torch.float64)
+    others = V - 1 - ids[: len(ids) // 2], offsets[:20].clamp(max=len(ids) // 2)
+    columns = [(ids, offsets), (torch.arange(1000, 1100), torch.tensor([0, 40])), others]
+    weight, exact = table.clone().requires_grad_(), table.clone().requires_grad_()
+
+    first, unused, last = bag_sums(weight, columns, mode)
+    wanted = [F.embedding_bag(*bag[:1], exact, bag[1], mode=mode) for bag in columns]
+    for ours, theirs in zip((first, unused, last), wanted, strict=True):
+        assert relative(ours, theirs) < FLOAT64
+    for one, _, other in ((first, unused, last), wanted):
+        ((one * upstream).sum() + (other * upstream[:20]).sum()).backward()
+
+    rows, values = distinct_rows(weight.grad)
+    assert torch.equal(rows, torch.cat([ids, others[0]]).unique())
+    assert values.data_ptr() == weight.grad._values().data_ptr()  # nothing is summed a second time
+    assert relative(weight.grad.to_dense(), exact.grad) < FLOAT64
 
 
 @native

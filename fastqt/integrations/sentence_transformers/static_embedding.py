@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from sentence_transformers.sentence_transformer.modules.static_embedding import (
     StaticEmbedding as _StaticEmbedding,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from fastqt.integrations.sentence_transformers.replacement import Replacement
 from fastqt.nn.init import WordTable
-from fastqt.nn.sparse_gradients import pooled
+from fastqt.nn.sparse_gradients import pooled, pooled_columns
 
 Features = dict[str, Any]
 
@@ -45,6 +46,8 @@ class StaticEmbedding(Replacement, _StaticEmbedding):
         >>> SentenceTransformer(modules=[module], device="cpu").encode(["the cat", "a mat"]).shape
         (2, 16)
     """
+
+    _columns: Columns | None = None  # of a step, while its loss is computed
 
     def __init__(self, *args: Any, sparse: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,8 +80,54 @@ class StaticEmbedding(Replacement, _StaticEmbedding):
     def forward(self, features: Features, **kwargs: Any) -> Features:
         """Adds the texts' vectors, (B, D), as `sentence_embedding`."""
         ids, offsets = features["input_ids"], features["offsets"]
-        features["sentence_embedding"] = pooled(self.embedding, ids, offsets, "mean")
+        vectors = None if self._columns is None else self._columns.take(ids, self.embedding)
+        if vectors is None:
+            vectors = pooled(self.embedding, ids, offsets, "mean")
+        features["sentence_embedding"] = vectors
         return features
+
+    @contextlib.contextmanager
+    def together(self, columns: Sequence[Features]) -> Iterator[None]:
+        """A context in which the forward passes of these columns have one gradient together.
+
+        The vectors are those of passes one by one, and the gradient for the table has each row once.
+        """
+        self._columns = Columns(columns)
+        try:
+            yield
+        finally:
+            self._columns = None
+
+
+class Columns:
+    """The columns of a step, whose vectors are computed together when one of them is embedded.
+
+    A column's vectors are given out once, and in the state that they were computed in: a loss that embeds it
+    again, or has changed the table since, gets None and computes them anew.
+    """
+
+    def __init__(self, columns: Sequence[Features]) -> None:
+        self._bags = [(each["input_ids"], each["offsets"]) for each in columns]
+        self._vectors: list[Tensor | None] = []
+        self._state: object = None
+
+    def take(self, ids: Tensor, table: nn.Embedding) -> Tensor | None:
+        """The vectors (B, D) of the column with these ids, the same tensor; None if they are not here."""
+        place = next((i for i, (of_column, _) in enumerate(self._bags) if of_column is ids), None)
+        if place is None:
+            return None
+        if not self._vectors:
+            self._vectors = [*pooled_columns(table, self._bags, "mean")]
+            self._state = _state_of(table)
+        if self._state != _state_of(table):
+            return None
+        vectors, self._vectors[place] = self._vectors[place], None
+        return vectors
+
+
+def _state_of(table: nn.Embedding) -> object:
+    """What vectors depend on, and whether they have a gradient."""
+    return id(table), table.weight._version, table.weight.requires_grad, torch.is_grad_enabled()
 
 
 def encoded(tokenizer: Any, texts: Iterable[str], prompt: str | None = None) -> tuple[np.ndarray, np.ndarray]:

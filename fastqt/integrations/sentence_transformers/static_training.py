@@ -39,7 +39,7 @@ def accelerate_static(trainer: Trainer, *, rows: Rows = "replayed") -> Trainer:
     things change:
 
     - Each StaticEmbedding of the model becomes one of this package, with the same parameter. Its gradient has
-      the rows of the batch alone.
+      the rows of the batch alone, summed once over all columns.
     - The optimiser, AdamW, is that of `fastqt.optim`, with the trainer's groups of parameters, learning
       rates, schedule and weight decay. The trainer's clipping (`max_grad_norm`) reads the sparse gradients.
     - Texts of the data sets are tokenised here, each distinct text once, and kept as arrays of ids: the
@@ -88,6 +88,7 @@ def accelerate_static(trainer: Trainer, *, rows: Rows = "replayed") -> Trainer:
     _set_optimizer(trainer, rows)
     _set_clipping(trainer.accelerator)
     if isinstance(trainer.model[0], StaticEmbedding):
+        _embed_together(trainer, trainer.model[0])
         _tokenize_once(trainer, trainer.model[0].tokenizer)
     return trainer
 
@@ -144,6 +145,21 @@ def _set_clipping(accelerator: Any) -> None:
         return fastqt.optim.clip_grad_norm_(parameters, max_norm)
 
     accelerator.clip_grad_norm_ = clip
+
+
+def _embed_together(trainer: Any, module: StaticEmbedding) -> None:
+    """Gives the table one gradient of all columns of a step, where several would have to be added up.
+
+    What the loss asks of the model stays as it is, and so do the vectors that it gets.
+    """
+    theirs = trainer.compute_loss
+
+    def compute_loss(model: nn.Module, inputs: Features, *args: Any, **kwargs: Any) -> Any:
+        columns, _ = trainer.collect_features(inputs)
+        with module.together(columns):
+            return theirs(model, inputs, *args, **kwargs)
+
+    trainer.compute_loss = compute_loss
 
 
 class TokenizedTexts:
