@@ -13,10 +13,13 @@ from torch import Tensor
 
 from fastqt.errors import InputError
 from fastqt.nn.tokens import Encoded, pad
+from fastqt.sentences.text.ahead import EncodedAhead
 from fastqt.sentences.text.duplicates import fingerprints
 from fastqt.sentences.text.reader import Block, Position, read_blocks
 from fastqt.sentences.text.rows import read_triplets
 from fastqt.sentences.text.vocabulary import Lexicon
+
+MOST_WAITING = 1 << 27  # characters of texts that are held in memory until they are encoded
 
 
 class Batch(NamedTuple):
@@ -213,6 +216,8 @@ class Corpus:
         texts: (n, 1), the fingerprint of each sentence.
     """
 
+    _ahead: EncodedAhead | None = None  # which has the ids of texts that are not encoded yet
+
     def __init__(self, files: Sequence[str], vocabulary: Lexicon, *, column: str | None = None) -> None:
         parts, texts = [], []
         for block in read_blocks(files, column=column):
@@ -228,14 +233,21 @@ class Corpus:
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.texts)
 
     def sample(self, rows: NDArray[np.int64]) -> Sample:
         """The sentences with the indices `rows`, (B,) int64, in this order."""
+        if self._ahead is not None:
+            self._wait(self._ahead, rows)
         lengths = self._lengths[rows]
         words = [self._ids[start : start + n] for start, n in zip(self._starts[rows], lengths, strict=True)]
         tokens, sizes = pad(Encoded(np.concatenate(words).astype(np.int64), lengths))
         return Sample(tokens, sizes, torch.from_numpy(rows))
+
+    def _wait(self, ahead: EncodedAhead, texts: NDArray[np.int64]) -> None:
+        self._ids, self._starts, self._lengths, complete = ahead.wait(texts)
+        if complete:
+            self._ahead = None
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """The indices of all sentences, (n,) int64, in the random order of one pass."""
@@ -257,7 +269,8 @@ class TripletCorpus(Corpus):
     """The encoded rows of files as `read_triplets` reads them; it takes four bytes of memory per word.
 
     `width` is the number of columns; the texts are encoded with `prompts` in front. Files without a row are
-    refused.
+    refused. With `waits` texts are not encoded before `encode_ahead` is called, unless they are so many that
+    they would take too much memory meanwhile.
 
     Attributes:
         texts: (n, width), the fingerprint of each text without its prompt.
@@ -270,19 +283,31 @@ class TripletCorpus(Corpus):
         *,
         width: int | None = None,
         prompts: Prompts | None = None,
+        waits: bool = False,
     ) -> None:
         parts, texts, prompts = [], [], prompts or Prompts()
+        waiting: list[str] = []
+        characters = 0
         for rows in read_triplets(files, width):
             width = len(rows[0])
-            parts.append(vocabulary.encode([text for row in prompts.of_rows(rows) for text in row]))
+            waiting += [text for row in prompts.of_rows(rows) for text in row]
+            characters += sum(map(len, waiting[-len(rows) * width :]))
             texts.append(fingerprints(text for row in rows for text in row))
-        if width is None or not parts:
+            if not waits or characters > MOST_WAITING:
+                parts.append(vocabulary.encode(waiting))
+                waiting = []
+        if width is None or not texts:
             raise InputError(f"the corpus is empty: no row in {', '.join(files)}")
         self.width = width
         self._keep(parts, texts, width)
+        self._vocabulary, self._waiting = vocabulary, waiting
 
-    def __len__(self) -> int:
-        return super().__len__() // self.width
+    def encode_ahead(self, order: NDArray[np.int64]) -> None:
+        """Begins to encode the texts that wait, in a thread; `order`, (n,), has the rows as they are read."""
+        if self._waiting:
+            texts = (order[:, None] * self.width + np.arange(self.width)).reshape(-1)
+            self._ahead = EncodedAhead(self._vocabulary, self._waiting, texts)
+        self._waiting = []
 
     def sample(self, rows: NDArray[np.int64]) -> Sample:
         """The rows with the indices `rows`, (B,) int64, in this order.

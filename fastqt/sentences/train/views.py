@@ -18,7 +18,7 @@ from fastqt.nn.modes import evaluating
 from fastqt.sentences.metrics import view_figures
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import prompts_of
-from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, TripletCorpus
+from fastqt.sentences.text import Batch, Corpus, Lexicon, Sample, TripletCorpus, Vocabulary
 from fastqt.sentences.text.batches import too_short
 from fastqt.sentences.text.duplicates import apart, repeating_rows
 from fastqt.sentences.train.objectives import Measured, ShuffledObjective, group_options
@@ -44,8 +44,13 @@ class OneEncoderObjective(ShuffledObjective):
         if not self.config.reads_rows:
             super()._read_corpus()
             return
-        prompts = prompts_of(self.config)
-        self.sentences = TripletCorpus(self.training.corpus, self.vocabulary, prompts=prompts)
+        prompts, progress = prompts_of(self.config), self.training.progress
+        # The tokenizer of a checkpoint is not for several threads.
+        waits = isinstance(self.vocabulary, Vocabulary)
+        self.sentences = TripletCorpus(self.training.corpus, self.vocabulary, prompts=prompts, waits=waits)
+        # Batches without duplicates have nearly this order.
+        order = self.sentences.order(self.config.seed, progress.epoch)
+        self.sentences.encode_ahead(np.roll(order, -progress.taken))
 
     def repetitions(self) -> tuple[int, int]:
         """How many rows of the first batches repeat a text of another row, and how many rows these are."""

@@ -3,6 +3,8 @@
 import gzip
 import lzma
 import random
+import sys
+import threading
 import tracemalloc
 
 import numpy as np
@@ -13,9 +15,11 @@ from fastqt.errors import InputError
 from fastqt.sentences.text import (
     Corpus,
     Position,
+    Prompts,
     Span,
     TripletCorpus,
     Vocabulary,
+    ahead,
     batches,
     read_blocks,
     read_triplets,
@@ -231,3 +235,96 @@ def test_a_sample_has_all_anchors_before_all_positives(tmp_path):
     path.write_text("\n \n")
     with pytest.raises(InputError, match=r"the corpus is empty: no row in .*x\.tsv"):
         TripletCorpus([str(path)], Vocabulary.build(["a"]))
+
+
+@pytest.fixture
+def rows_of_words(tmp_path):
+    """A file of 50 rows of three texts, and their vocabulary."""
+    draw = random.Random(0)
+    rows = [[" ".join(draw.choices("abcdefg", k=draw.randint(1, 9))) for _ in range(3)] for _ in range(50)]
+    (tmp_path / "rows.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    return [str(tmp_path / "rows.tsv")], Vocabulary.build([*"abcdefg"], max_length=7)
+
+
+class Recording:
+    """A vocabulary that keeps what it was asked for, and may wait, or fail at a number of texts."""
+
+    def __init__(self, vocabulary, may_encode=None, fails_after=1000):
+        self.vocabulary, self.may_encode, self.fails_after = vocabulary, may_encode, fails_after
+        self.texts = []
+
+    def encode(self, texts):
+        assert self.may_encode is None or self.may_encode.wait(60)
+        self.texts += texts
+        if len(self.texts) > self.fails_after:
+            raise InputError("a text that no tokenizer takes")
+        return self.vocabulary.encode(texts)
+
+
+def same_samples(one, other, orders):
+    for order in orders:
+        for rows in np.array_split(order, 7):
+            found, wanted = one.sample(rows), other.sample(rows)
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_texts_that_are_encoded_ahead_are_the_same(rows_of_words, monkeypatch):
+    """In the order in which rows are asked for, and in others, for two passes."""
+    monkeypatch.setattr(ahead, "TEXTS_AT_ONCE", 8)
+    files, vocabulary = rows_of_words
+    prompts = Prompts("a b ", "c ")
+    wanted = TripletCorpus(files, vocabulary, prompts=prompts)
+    orders = [wanted.order(0, epoch) for epoch in range(2)]
+    for order in (orders[0], np.arange(50)):
+        begin, recording = threading.Event(), Recording(vocabulary)
+        recording.may_encode = begin
+        corpus = TripletCorpus(files, recording, prompts=prompts, waits=True)
+        assert len(corpus) == 50
+        assert np.array_equal(corpus.texts, wanted.texts)
+        corpus.encode_ahead(order)
+        assert recording.texts == []  # the one who reads the corpus has not waited
+        begin.set()
+        same_samples(corpus, wanted, orders)
+        assert len(recording.texts) == 150
+        first = [text for row in order[:10] for text in prompts.of_rows(rows_in(files))[row]]
+        assert recording.texts[:30] == first
+
+
+def rows_in(files):
+    return [row for some in read_triplets(files) for row in some]
+
+
+def test_many_texts_are_not_held_until_they_are_encoded(rows_of_words, monkeypatch):
+    monkeypatch.setattr(sys.modules[TripletCorpus.__module__], "MOST_WAITING", 100)
+    files, vocabulary = rows_of_words
+    recording = Recording(vocabulary)
+    corpus = TripletCorpus(files, recording, waits=True)
+    assert len(recording.texts) == 150
+    corpus.encode_ahead(corpus.order(0, 0))
+    assert len(recording.texts) == 150
+    same_samples(corpus, TripletCorpus(files, vocabulary), [np.arange(50)])
+
+
+def test_an_error_of_a_tokenizer_is_raised_where_its_text_is_read(rows_of_words, monkeypatch):
+    monkeypatch.setattr(ahead, "TEXTS_AT_ONCE", 30)
+    files, vocabulary = rows_of_words
+    corpus = TripletCorpus(files, Recording(vocabulary, fails_after=60), waits=True)
+    corpus.encode_ahead(np.arange(50))
+    for _ in range(2):
+        with pytest.raises(InputError, match="a text that no tokenizer takes"):
+            corpus.sample(np.array([0, 45]))
+
+
+def test_nobody_encodes_for_a_corpus_that_is_gone(rows_of_words, monkeypatch):
+    monkeypatch.setattr(ahead, "TEXTS_AT_ONCE", 30)
+    files, vocabulary = rows_of_words
+    others, begin = threading.enumerate(), threading.Event()
+    recording = Recording(vocabulary, begin)
+    corpus = TripletCorpus(files, recording, waits=True)
+    corpus.encode_ahead(np.arange(50))
+    (thread,) = set(threading.enumerate()) - {*others}
+    del corpus
+    begin.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(recording.texts) == 30

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fastqt.sentences.cli import main
 from fastqt.sentences.inference.encoder import SentenceEncoder
 from fastqt.sentences.runs.config import TrainConfig
 from fastqt.sentences.runs.model import build_model
+from fastqt.sentences.text import TripletCorpus
 from fastqt.sentences.train import train
 from tests.shared.tolerances import relative
 from tests.shared.trainings import assert_same_run, metrics
@@ -132,6 +134,15 @@ def test_a_run_in_two_parts_has_the_same_bits(corpus, tmp_path, settings, pause)
     train(config_of(corpus, **settings, steps=pause), tmp_path / "parts")
     assert train(config, tmp_path / "parts", resume=True).step == 40
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_texts_that_are_tokenised_during_the_first_pass_change_no_bit(corpus, tmp_path, monkeypatch):
+    config = config_of(corpus, epochs=2)
+    train(config, tmp_path / "during")
+    # As it is for a corpus that is too large to be held as text.
+    monkeypatch.setattr(sys.modules[TripletCorpus.__module__], "MOST_WAITING", 0)
+    train(config, tmp_path / "before")
+    assert_same_run(tmp_path / "during", tmp_path / "before")
 
 
 def test_the_command_line(corpus, tmp_path, monkeypatch, capsys):
