@@ -1,6 +1,7 @@
 """The lines with which README begins: two of plain PyTorch, alone and in a block, and our call.
 
-python -m benchmarks.headline --write  # on a quiet machine; five minutes
+python -m benchmarks.headline --write              # on a quiet machine; five minutes
+python -m benchmarks.headline --write headline-intel
 
 Times are medians of steps in turns, in one process that keeps freed memory. The memory of each program is
 that of a process of its own, which does not.
@@ -135,9 +136,26 @@ def largest_sentence(run: dict[str, Any]) -> str:
     )
 
 
+def times_sentence(run: dict[str, Any]) -> str:
+    """The times of a second machine, whose memory is that of the first."""
+    batches = [each for each in run["batches"] if each["rows"] >= 2048]
+
+    def listed(name: str) -> str:
+        *most, last = (f"{each['seconds'][name]:.{1 if each['seconds'][name] >= 1 else 2}f}" for each in batches)
+        return f"{', '.join(most)} and {last} s"
+
+    *most, last = (f"{each['rows']:,}" for each in batches)
+    return (
+        f"On {run['machine_info']['cpu']}, whose products are those of MKL, {', '.join(most)} and {last} rows "
+        f"took fastqt {listed(OURS)}, the block {listed(BLOCK)}, and plain PyTorch {listed(PLAIN)}."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.headline", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"store {STORED.name}")
+    parser.add_argument(
+        "--write", nargs="?", const=STORED.stem, metavar="NAME", help="store results/NAME.json"
+    )
     parser.add_argument("--peak", nargs=2, metavar=("PROGRAM", "N"), help="print the bytes of one program")
     options = parser.parse_args()
     if options.peak is not None:
@@ -152,10 +170,10 @@ def main() -> None:
         batches.append({"rows": rows, "peaks": peaks(rows), "seconds": seconds(rows)})
     watch.probe()
     print(batches_table(batches))
-    if options.write:
+    if options.write is not None:
         today = datetime.date.today().isoformat()
         run = {"machine_info": here(), "datetime": today, "disturbed": watch.reasons(), "batches": batches}
-        STORED.write_text(json.dumps(run, indent=1) + "\n")
+        (RESULTS / f"{options.write}.json").write_text(json.dumps(run, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,15 @@ MEASURED = re.compile(r"(?P<number>[\d,]+\.\d+)(?P<times> ×)?")
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table whose columns are aligned by what is in them, and whose figures are rounded."""
+    """A table whose columns are aligned by what is in them, and whose figures are rounded.
+
+    Raises:
+        ValueError: there are no rows, as where a run does not have what the table shows.
+    """
     body = [[rounded(cell) for cell in row] for row in rows]
     names = list(header)
+    if not body:
+        raise ValueError(f"a table of {', '.join(names)} has no rows")
     lines = [
         names,
         [alignment([row[at] for row in body if at < len(row)]) for at in range(len(names))],

@@ -25,9 +25,10 @@
 namespace fastqt {
 namespace {
 
-// Whose products are used, and whether those of fastqt and of torch were timed on such a processor.
+// Whose products are used, whether those of fastqt and of torch were timed on such a processor, and
+// whether its vectors multiply bfloat16 at a lower rate than float32.
 struct Choice {
-  bool own, tiles, timed;
+  bool own, tiles, timed, slow_bfloat16;
 };
 
 // The family of this processor as its maker counts it, if it is one of this maker.
@@ -52,16 +53,20 @@ int64_t family_of([[maybe_unused]] const char* maker) {
 // on AMD's family 25 (Zen 3 and 4) the own products, in float32 as in bfloat16; on Intel's
 // family 6 MKL's by a few per cent, in float32. AMD's other families have the same MKL, and are
 // taken for that one. No other processor, and no tile, was timed: these keep torch's.
+//
+// Intel's vectors multiply bfloat16 at half the rate of float32 (a Xeon of family 6, model 207;
+// benchmarks/bench_bfloat16.py), by own products as by oneDNN's. Only its tiles are faster.
 Choice made_choice() {
+  const int64_t amd = family_of("AuthenticAMD"), intel = family_of("GenuineIntel");
+  const bool slow_bfloat16 = intel != 0;
   const char* const wanted = std::getenv("FASTQT_CPU_PRODUCTS");
   if (wanted != nullptr && *wanted != '\0') {
     const std::string_view text(wanted);
     STD_TORCH_CHECK(text == "own" || text == "torch",
                     "FASTQT_CPU_PRODUCTS: want own or torch, got ", wanted);
-    return {text == "own", text == "own", true};
+    return {text == "own", text == "own", true, slow_bfloat16};
   }
-  const int64_t amd = family_of("AuthenticAMD"), intel = family_of("GenuineIntel");
-  return {amd != 0, false, amd == 25 || intel == 6};
+  return {amd != 0, false, amd == 25 || intel == 6, slow_bfloat16};
 }
 
 const Choice& choice() {
@@ -133,13 +138,18 @@ void own_product(Tensor out, Tensor a, Tensor b, double factor, bool add, int64_
                   described(out), ", ", described(a), " and ", described(b));
 }
 
+Vectors best_of_bfloat16() {
+  if (has_tiles()) return Vectors::kAmx;
+  return has_bfloat16_vectors() ? Vectors::kAvx512Bfloat16 : Vectors::kNone;
+}
+
 // The levels that are used for operands in float32 and in bfloat16, 0 where torch's products are;
-// the best that this processor has for each; and whether both were timed on such a processor.
-std::tuple<int64_t, int64_t, int64_t, int64_t, bool> product_levels() {
-  const Vectors rounded = own_bfloat16_products();
-  const Vectors tiles = has_tiles() ? Vectors::kAmx : rounded;
-  return {static_cast<int64_t>(own_products()), static_cast<int64_t>(rounded),
-          static_cast<int64_t>(best_vectors()), static_cast<int64_t>(tiles), choice().timed};
+// the best that this processor has for each; whether both were timed on such a processor; and
+// whether vectors of bfloat16 are slower on it than those of float32.
+std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool> product_levels() {
+  return {static_cast<int64_t>(own_products()), static_cast<int64_t>(own_bfloat16_products()),
+          static_cast<int64_t>(best_vectors()), static_cast<int64_t>(best_of_bfloat16()),
+          choice().timed,                       choice().slow_bfloat16};
 }
 
 // The matrix as torch's products read it. Those of bfloat16 read elements in pairs, and of a line
@@ -170,7 +180,8 @@ Vectors own_products_of(const Tensor& operand) {
 
 Vectors own_bfloat16_products() {
   if (choice().tiles && has_tiles()) return Vectors::kAmx;
-  return has_bfloat16_vectors() ? Vectors::kAvx512Bfloat16 : Vectors::kNone;
+  const bool uses_vectors = has_bfloat16_vectors() && !choice().slow_bfloat16;
+  return uses_vectors ? Vectors::kAvx512Bfloat16 : Vectors::kNone;
 }
 
 Strided strided(const Tensor& matrix) {
@@ -228,7 +239,7 @@ Tensor new_workspace(const Tensor& like, int64_t rows, int64_t columns) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "own_product_(Tensor(a!) out, Tensor a, Tensor b, float factor, bool add, int level) -> ()");
-  m.def("product_levels() -> (int float32, int bfloat16, int best, int best_bfloat16, bool timed)");
+  m.def("product_levels() -> (int float32, int bfloat16, int best, int best_bfloat16, bool timed, bool slow_bfloat16)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("own_product_", TORCH_BOX(&own_product)); }

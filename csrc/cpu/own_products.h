@@ -19,7 +19,7 @@ Vectors own_products();
 Vectors own_products_of(const Tensor& operand);
 
 // The level for operands in bfloat16, or rounded to it; kNone where this processor has no
-// instructions for them.
+// instructions for them, or multiplies float32 faster.
 Vectors own_bfloat16_products();
 
 Strided strided(const Tensor& matrix);

@@ -25,6 +25,11 @@ def levels() -> tuple[int, int]:
     return used, rounded
 
 
+def has_slow_bfloat16_vectors() -> bool:
+    """Whether this processor's vectors multiply bfloat16 at a lower rate than float32, as Intel's do."""
+    return ops.native_error is None and bool(torch.ops.fastqt.product_levels()[-1])
+
+
 def add_in_float32() -> bool:
     """Whether `multiply` adds up products of float32 in it: torch may be set to round their factors."""
     return levels()[0] != 0 or not cpu_rounds_float32()

@@ -39,13 +39,15 @@ def products() -> str:
     """What computes matrix products on a CPU, in the CPU engine and the GRU, and why."""
     if ops.native_error is not None:
         return f"those of torch: {blas()}"
-    float32, bfloat16, best, best_bfloat16, timed = torch.ops.fastqt.product_levels()
+    float32, bfloat16, best, best_bfloat16, timed, slow_bfloat16 = torch.ops.fastqt.product_levels()
     if os.environ.get("FASTQT_CPU_PRODUCTS"):
         why = "as FASTQT_CPU_PRODUCTS asks"
     elif timed:
         why = "the faster where both were timed"
     else:
         why = "not timed on such a processor: FASTQT_CPU_PRODUCTS=own or =torch decides otherwise"
+    if slow_bfloat16 and PRODUCT_LEVELS[best_bfloat16] == "AVX512-BF16":
+        why = f"{why}; bfloat16 is multiplied in float32, which is faster here"
     levels = (float32, bfloat16) if float32 else (best, best_bfloat16)
     ours = f"fastqt's own, with {' and '.join(PRODUCT_LEVELS[level] for level in levels if level)}"
     if float32:

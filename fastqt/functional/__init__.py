@@ -58,7 +58,7 @@ def contrastive_loss(
 
     Args:
         queries: (N, D) floating point. On a CPU float16 is computed in float32, and so is bfloat16 where
-            the CPU has no instructions for products of it, or with an (N, M) matrix of targets. Elsewhere
+            the CPU does not multiply it faster, or with an (N, M) matrix of targets. Elsewhere
             bfloat16 is multiplied as it is: scores are rounded to it, but those of targets are not.
         candidates: (M, D), dtype and device as `queries`.
         targets: fastqt targets (`Window`, `Diagonal`, `Sparse`, `smoothed`), a (N,) integer tensor of

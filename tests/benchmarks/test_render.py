@@ -45,6 +45,12 @@ def test_columns_are_aligned_by_what_is_in_them():
     assert text.splitlines()[3] == "| b | 8 | 6,950 | 1 |"
 
 
+def test_a_table_without_rows_is_refused():
+    """As that of a run which lacks what the table shows."""
+    with pytest.raises(ValueError, match="a table of loss, ms has no rows"):
+        table(("loss", "ms"), iter(()))
+
+
 @pytest.mark.parametrize(
     ("cell", "wanted"),
     [

@@ -199,10 +199,20 @@ def test_make_wheel_ends_with_the_code_that_a_wheel_holds(tmp_path, library, wor
             *((3, 5, 3, 5), "own", True),
             "fastqt's own, with AVX-512 and AMX (torch: {blas}); as FASTQT_CPU_PRODUCTS asks",
         ),
+        (
+            *((0, 0, 3, 4, True), "", True),
+            "those of torch: {blas} (fastqt's own, with AVX-512 and AVX512-BF16); the faster where both were timed; "
+            "bfloat16 is multiplied in float32, which is faster here",
+        ),
+        (
+            *((0, 0, 3, 5, True), "", True),
+            "those of torch: {blas} (fastqt's own, with AVX-512 and AMX); the faster where both were timed",
+        ),
     ],
 )
 def test_what_multiplies_on_a_cpu_is_named(monkeypatch, levels, asked, timed, text):
-    operators = SimpleNamespace(product_levels=lambda: (*levels, timed))
+    slow_bfloat16 = levels[4:] == (True,)
+    operators = SimpleNamespace(product_levels=lambda: (*levels[:4], timed, slow_bfloat16))
     monkeypatch.setattr(report.ops, "native_error", None)
     monkeypatch.setattr(torch.ops, "fastqt", operators)
     monkeypatch.setenv("FASTQT_CPU_PRODUCTS", asked)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fastqt.devices import asked_once
-from fastqt.engines import ops
+from fastqt.engines import ops, own_products
 from fastqt.engines.cpu import clip, contrastive, prefixes, three_block
 from fastqt.engines.engine import Engine
 from fastqt.engines.features import FEATURES, LEAVING, MATRYOSHKA_BESIDE_ROW_NEGATIVES, MIXED
@@ -15,9 +15,9 @@ from fastqt.problem import AnyProblem, ClipProblem, Problem, ThreeBlockProblem
 from fastqt.torch_modes import is_traced
 
 CELLS_PER_TARGET = 8  # at least, in a problem of bfloat16
-# The instructions for products of bfloat16 matrices. Without them torch makes these from products of float32,
-# and is slower than with float32 itself.
-BFLOAT16 = ("avx512_bf16", "amx_bf16")
+# The instructions for products of bfloat16 matrices, by tiles and by vectors. Without them torch makes these
+# from products of float32, and is slower than with float32 itself.
+TILES, VECTORS = "amx_bf16", "avx512_bf16"
 
 _MODULES: dict[type[AnyProblem], Any] = {
     Problem: contrastive,
@@ -44,14 +44,15 @@ def dtype_for(p: AnyProblem, dtype: torch.dtype) -> torch.dtype:
 
 
 def has_bfloat16_products() -> bool:
-    """Whether torch multiplies bfloat16 matrices by instructions for that, as oneDNN does where it can."""
+    """Whether bfloat16 matrices are multiplied faster than those of float32, as oneDNN does where it can."""
     return bool(torch.backends.mkldnn.enabled) and _has_bfloat16_instructions()
 
 
 @asked_once
 def _has_bfloat16_instructions() -> bool:
     capabilities = torch.cpu.get_capabilities()
-    return torch.backends.mkldnn.is_available() and any(capabilities.get(name) for name in BFLOAT16)
+    has_vectors = bool(capabilities.get(VECTORS)) and not own_products.has_slow_bfloat16_vectors()
+    return torch.backends.mkldnn.is_available() and (bool(capabilities.get(TILES)) or has_vectors)
 
 
 def _scores_few_targets(p: AnyProblem) -> bool:

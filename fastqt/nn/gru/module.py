@@ -19,8 +19,8 @@ class GRU(torch.nn.RNNBase):
     The parameters have the names and shapes of those of torch.nn.GRU, so that each layer loads the state dict
     of the other. Values and gradients agree up to rounding, and only first derivatives exist. On a CPU, the
     states and sums of 16-bit weights too are in float32. In bfloat16, and under autocast to it, the factors
-    of matrix products are rounded to bfloat16 where the CPU multiplies such matrices (AVX512-BF16). On other
-    devices, the reset-after form is torch's own GRU (cuDNN).
+    of matrix products are rounded to bfloat16 where the CPU multiplies such matrices faster (AMD's with
+    AVX512-BF16). On other devices, the reset-after form is torch's own GRU (cuDNN).
 
     Args:
         input_size: W, the number of features of a token.

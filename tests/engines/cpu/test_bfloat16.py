@@ -190,6 +190,24 @@ def test_without_onednn_there_are_no_products(monkeypatch):
     assert cpu.has_bfloat16_products()
 
 
+@pytest.mark.parametrize(
+    ("has_tiles", "has_vectors", "slow", "multiplied"),
+    [
+        (False, True, False, True),  # AMD's Zen 4
+        (False, True, True, False),  # Intel's, whose tiles are kept from a virtual machine
+        (True, True, True, True),
+        (False, False, False, False),
+        (True, False, False, True),
+    ],
+)
+def test_slow_vectors_do_not_multiply_bfloat16(has_tiles, has_vectors, slow, multiplied, monkeypatch):
+    monkeypatch.undo()
+    capabilities = {"amx_bf16": has_tiles, "avx512_bf16": has_vectors}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(cpu.own_products, "has_slow_bfloat16_vectors", lambda: slow)
+    assert cpu._has_bfloat16_instructions.__wrapped__() is multiplied
+
+
 def test_a_converged_loss_keeps_its_digits():
     """Eager PyTorch's is a difference of two numbers of the size of the scores, rounded to 8 bits."""
     q, c, scale = embeddings("pairs", "converged")
