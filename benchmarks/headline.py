@@ -140,14 +140,17 @@ def times_sentence(run: dict[str, Any]) -> str:
     """The times of a second machine, whose memory is that of the first."""
     batches = [each for each in run["batches"] if each["rows"] >= 2048]
 
-    def listed(name: str) -> str:
-        *most, last = (f"{each['seconds'][name]:.{1 if each['seconds'][name] >= 1 else 2}f}" for each in batches)
-        return f"{', '.join(most)} and {last} s"
+    def listed(figures: list[str]) -> str:
+        return f"{', '.join(figures[:-1])} and {figures[-1]}"
 
-    *most, last = (f"{each['rows']:,}" for each in batches)
+    def times(name: str) -> str:
+        seconds = [each["seconds"][name] for each in batches]
+        return listed([f"{time:.{1 if time >= 1 else 2}f}" for time in seconds])
+
     return (
-        f"On {run['machine_info']['cpu']}, whose products are those of MKL, {', '.join(most)} and {last} rows "
-        f"took fastqt {listed(OURS)}, the block {listed(BLOCK)}, and plain PyTorch {listed(PLAIN)}."
+        f"On {run['machine_info']['cpu']}, whose products are those of MKL, "
+        f"{listed([format(each['rows'], ',') for each in batches])} rows took fastqt {times(OURS)} s, "
+        f"the block {times(BLOCK)} s, and plain PyTorch {times(PLAIN)} s."
     )
 
 

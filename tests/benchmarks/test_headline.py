@@ -46,3 +46,14 @@ def test_the_table_has_the_figures_of_the_run():
     sentence = headline.largest_sentence(run)
     assert "took 34 MiB beside inputs and gradients, and 1.3 s." in sentence
     assert "the same lines took 4 MiB and 0.0 s." in sentence
+
+
+def test_the_sentence_of_a_second_machine_has_its_times():
+    seconds = {"fastqt": 0.1, "in the block": 0.2, "plain PyTorch": 0.3}
+    batches = [{"rows": rows, "seconds": seconds} for rows in (1024, 2048)]
+    batches.append({"rows": 4096, "seconds": {name: 10 * time for name, time in seconds.items()}})
+    sentence = headline.times_sentence({"machine_info": {"cpu": "a Xeon"}, "batches": batches})
+    assert sentence == (
+        "On a Xeon, whose products are those of MKL, 2,048 and 4,096 rows took fastqt 0.10 and 1.0 s, "
+        "the block 0.20 and 2.0 s, and plain PyTorch 0.30 and 3.0 s."
+    )

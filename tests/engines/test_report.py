@@ -201,8 +201,8 @@ def test_make_wheel_ends_with_the_code_that_a_wheel_holds(tmp_path, library, wor
         ),
         (
             *((0, 0, 3, 4, True), "", True),
-            "those of torch: {blas} (fastqt's own, with AVX-512 and AVX512-BF16); the faster where both were timed; "
-            "bfloat16 is multiplied in float32, which is faster here",
+            "those of torch: {blas} (fastqt's own, with AVX-512 and AVX512-BF16); the faster where both "
+            "were timed; bfloat16 is multiplied in float32, which is faster here",
         ),
         (
             *((0, 0, 3, 5, True), "", True),
