@@ -109,6 +109,9 @@ def trained(model, *arguments, resume=None, **options):
     ids=["dense", "replayed", "clipped", "not clipped", "accumulated"],
 )
 def test_the_curve_is_that_of_the_library(model, pairs, tmp_path, rows, options):
+    # Some gradients are nothing but rounding errors. An eps that is large beside them keeps Adam from making
+    # steps of full length of these, as the library's own tables show where they begin one rounding away.
+    options = {"adam_epsilon": 1e-4, **options}
     other, nudged = copy.deepcopy(model), copy.deepcopy(model)
     theirs = trained(other, pairs, tmp_path, **options)
     with torch.no_grad():  # by one rounding each
@@ -124,13 +127,9 @@ def test_the_curve_is_that_of_the_library(model, pairs, tmp_path, rows, options)
     assert found.values[-1] < 0.8 * found.values[0]
     norms = [[log["grad_norm"] for log in x.state.log_history if "grad_norm" in log] for x in (found, theirs)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    # Adam divides gradients by their size, and keeps their rounding errors thereby: the library's own tables
-    # differ by as much where it begins one rounding away.
-    difference, noise = (
-        (table_of(x) - table_of(other)).abs().flatten().sort().values for x in (model, nudged)
-    )
-    # A few gradients are nothing but rounding errors, beside which Adam's eps is not large: any number.
-    assert difference[:-8].norm() <= 4 * noise[:-8].norm()
+    # The library's own tables differ by as much where it begins one rounding away.
+    difference, noise = ((table_of(x) - table_of(other)).norm() for x in (model, nudged))
+    assert difference <= 4 * noise
 
 
 def test_the_columns_of_a_step_have_one_gradient(model, pairs, tmp_path, monkeypatch):
