@@ -189,7 +189,12 @@ def test_the_sentence_of_the_front_page_has_the_figures_of_its_table():
 SIZES = ("N", "rows N", "D", "M", "K", "batch", "loss", "memory", "dtype", "dims", "targets")
 MEASURED = re.compile(r"MiB$|ms$| s$|× GEMMs$")
 # Sections that measure another thing than the loss of their columns alone, and what it is.
-OTHER_THINGS = {"matryoshka": "prefixes", "margin": "with a margin", "torch engine": "on the engine torch"}
+OTHER_THINGS = {
+    "matryoshka": "prefixes",
+    "margin": "with a margin",
+    "torch engine": "on the engine torch",
+    "bfloat16 intel": "on a processor of Intel",
+}
 
 
 def measured_cells(text: str) -> list[tuple[tuple[str, ...], str]]:
