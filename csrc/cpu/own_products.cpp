@@ -147,9 +147,12 @@ Vectors best_of_bfloat16() {
 // the best that this processor has for each; whether both were timed on such a processor; and
 // whether vectors of bfloat16 are slower on it than those of float32.
 std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool> product_levels() {
-  return {static_cast<int64_t>(own_products()), static_cast<int64_t>(own_bfloat16_products()),
-          static_cast<int64_t>(best_vectors()), static_cast<int64_t>(best_of_bfloat16()),
-          choice().timed,                       choice().slow_bfloat16};
+  return {static_cast<int64_t>(own_products()),
+          static_cast<int64_t>(own_bfloat16_products()),
+          static_cast<int64_t>(best_vectors()),
+          static_cast<int64_t>(best_of_bfloat16()),
+          choice().timed,
+          choice().slow_bfloat16};
 }
 
 // The matrix as torch's products read it. Those of bfloat16 read elements in pairs, and of a line
@@ -239,7 +242,9 @@ Tensor new_workspace(const Tensor& like, int64_t rows, int64_t columns) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fastqt, m) {
   m.def(
       "own_product_(Tensor(a!) out, Tensor a, Tensor b, float factor, bool add, int level) -> ()");
-  m.def("product_levels() -> (int float32, int bfloat16, int best, int best_bfloat16, bool timed, bool slow_bfloat16)");
+  m.def(
+      "product_levels() -> (int float32, int bfloat16, int best, int best_bfloat16, bool timed, "
+      "bool slow_bfloat16)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastqt, CPU, m) { m.impl("own_product_", TORCH_BOX(&own_product)); }
