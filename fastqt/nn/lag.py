@@ -3,7 +3,8 @@
 Dense Adam moves every row of a table in every step, by its momentum. `fastqt.optim.Adam(rows="replayed")`
 moves the rows of the batch, and another row once it is read, by all steps that it has missed. Modules of
 fastqt call `up_to_date` before they read a table: so the forward pass for the rows of its ids, and `eval()`
-and `state_dict()` for all rows.
+and `state_dict()` for all rows. A table stays right without its optimiser, which brings all rows up to date
+when another one takes the table, and when it is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ _READERS: Any = WeakTensorKeyDictionary()
 
 
 def tell_reads(table: Tensor, reader: Reader) -> None:
-    """Lets `reader`, a method, be called before a module reads rows of the table; the last one counts."""
+    """Lets `reader`, a method, be called before a module reads rows of the table; the last one counts.
+
+    The one before is called once more, for all rows.
+    """
+    before = _READERS.get(table)
+    if before is not None and before() != reader:
+        up_to_date(table)
     _READERS[table] = WeakMethod(reader)
 
 

@@ -8,6 +8,7 @@ used rows only, and `rows` says what becomes of the others.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
@@ -40,10 +41,10 @@ class Adam(torch.optim.Adam):
 
             "replayed": the same, and equal to it but for rounding, for the price of the rows in the batch:
             another row is moved when it is read next, by all that it has missed. The modules of fastqt see to
-            it in their forward pass, in `eval()`, `state_dict()` and `load_state_dict()`. Before you read the
-            weights of a table in another way, call `catch_up`. It holds for float32 and float64 tables on a
-            CPU that modules of fastqt read, with the extension, and without a decay that is not decoupled;
-            other tables are treated as with "all".
+            it in their forward pass, in `eval()`, `state_dict()` and `load_state_dict()`, and so does an
+            optimiser that is deleted. Before you read the weights of a table in another way, call `catch_up`.
+            It holds for float32 and float64 tables on a CPU that modules of fastqt read, with the extension,
+            and without a decay that is not decoupled; other tables are treated as with "all".
 
             "touched": they stay as they are. Each row counts its own steps, and is optimised as if it were a
             parameter of its own that has no gradient in the other steps. This is not dense Adam, whose rows
@@ -120,6 +121,12 @@ class Adam(torch.optim.Adam):
         check_option("rows", group.setdefault("rows", self._rows), get_args(Rows))
         for parameter in group["params"] if group["rows"] == "replayed" else ():
             tell_reads(parameter, self._read)
+
+    def __del__(self) -> None:
+        """Leaves the tables as dense Adam would: a training often returns the model alone."""
+        if not sys.is_finalizing():
+            for table in getattr(self, "state", ()):
+                self._replay(table)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

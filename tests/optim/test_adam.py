@@ -1,6 +1,7 @@
 """Adam of tables with sparse gradients. The oracles are torch's dense Adam, and one Adam for each row."""
 
 import copy
+import gc
 import math
 
 import pytest
@@ -169,6 +170,7 @@ def test_rows_are_brought_up_to_date_at_the_end_of_each_window(monkeypatch):
     optimizer.state[ours.table]["last"].fill_(3)
     with pytest.raises(RuntimeError, match=r"last: want 24\.\.29, got 3 for row 0"):
         optimizer.catch_up()
+    optimizer.state[ours.table]["last"].fill_(29)  # as it must be to be deleted
 
 
 @native
@@ -260,6 +262,42 @@ def test_a_state_is_that_of_torch_and_back(rows):
     steps(back, last, range(25, 35))
     steps(dense, theirs, range(10, 35))
     assert relative(back.table, dense.table) < FLOAT64
+
+
+@native
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_an_optimiser_that_is_deleted_leaves_no_row_behind(in_a_cycle):
+    """As one of a function that returns the model alone, or of a trainer whose objects know each other."""
+    ours, dense = Training(sparse=True, linear=True), Training(sparse=False, linear=True)
+    steps(dense, torch.optim.Adam(dense.model.parameters()), range(20))
+    optimizer = Adam(ours.model.parameters(), rows="replayed")
+    steps(ours, optimizer, range(20))
+    assert relative(ours.table, dense.table) > FLOAT64
+    if in_a_cycle:
+        optimizer.trainer = [optimizer]
+    del optimizer
+    gc.collect()
+    assert relative(ours.table, dense.table) < FLOAT64
+
+
+@native
+def test_an_optimiser_takes_tables_that_are_up_to_date():
+    """The one before is told so, and moves nothing when it is deleted later."""
+    ours, dense = Training(sparse=True, linear=True), Training(sparse=False, linear=True)
+    steps(dense, torch.optim.Adam(dense.model.parameters()), range(20))
+    first = Adam(ours.model.parameters(), rows="replayed")
+    steps(ours, first, range(20))
+    second = Adam(ours.model.parameters(), rows="replayed")
+    assert relative(ours.table, dense.table) < FLOAT64
+
+    steps(dense, torch.optim.Adam(dense.model.parameters()), range(20, 40))
+    steps(ours, second, range(20, 40))
+    behind = ours.table.detach().clone()
+    del first
+    gc.collect()
+    assert torch.equal(ours.table, behind)
+    second.catch_up()
+    assert relative(ours.table, dense.table) < FLOAT64
 
 
 @native
