@@ -148,7 +148,7 @@ def times_sentence(run: dict[str, Any]) -> str:
         return listed([f"{time:.{1 if time >= 1 else 2}f}" for time in seconds])
 
     return (
-        f"On {run['machine_info']['cpu']}, whose products are those of MKL, "
+        f"On an {run['machine_info']['cpu']}, whose products are those of MKL, "
         f"{listed([format(each['rows'], ',') for each in batches])} rows took fastqt {times(OURS)} s, "
         f"the block {times(BLOCK)} s, and plain PyTorch {times(PLAIN)} s."
     )

@@ -52,8 +52,8 @@ def test_the_sentence_of_a_second_machine_has_its_times():
     seconds = {"fastqt": 0.1, "in the block": 0.2, "plain PyTorch": 0.3}
     batches = [{"rows": rows, "seconds": seconds} for rows in (1024, 2048)]
     batches.append({"rows": 4096, "seconds": {name: 10 * time for name, time in seconds.items()}})
-    sentence = headline.times_sentence({"machine_info": {"cpu": "a Xeon"}, "batches": batches})
+    sentence = headline.times_sentence({"machine_info": {"cpu": "Intel Xeon"}, "batches": batches})
     assert sentence == (
-        "On a Xeon, whose products are those of MKL, 2,048 and 4,096 rows took fastqt 0.10 and 1.0 s, "
+        "On an Intel Xeon, whose products are those of MKL, 2,048 and 4,096 rows took fastqt 0.10 and 1.0 s, "
         "the block 0.20 and 2.0 s, and plain PyTorch 0.30 and 3.0 s."
     )
